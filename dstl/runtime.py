@@ -35,15 +35,12 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Monotonic seconds; only differences mean anything."""
-        ...
 
     def wall(self) -> float:
         """Unix seconds, for people and for stored time stamps. No safety property may depend on it."""
-        ...
 
     async def sleep(self, seconds: float) -> None:
         """Wait on this clock."""
-        ...
 
 
 class SystemClock:

@@ -42,25 +42,20 @@ class MaterializationSource(Protocol):
     @property
     def base(self) -> CheckpointId | None:
         """The checkpoint that the tables hold."""
-        ...
 
     @property
     def key_groups(self) -> KeyGroupRange:
         """The key groups that are owned."""
-        ...
 
     @property
     def bases(self) -> Mapping[str, OperatorBases]:
         """Bases and log by operator."""
-        ...
 
     def table(self, operator: str) -> StateTable:
         """Return an operator's table."""
-        ...
 
     def expired(self, operator: str) -> Expired:
         """Return which values of an operator have expired at the checkpoint."""
-        ...
 
 
 class PeriodicMaterializationManager:

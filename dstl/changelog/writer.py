@@ -22,19 +22,15 @@ class WriterHost(Protocol):
 
     def look_soon(self) -> None:
         """Something has changed: see soon what follows from it."""
-        ...
 
     def touched(self, writer: StateChangelogWriter) -> None:
         """The writer holds more or less than before; look at it soon."""
-        ...
 
     def encode_ahead(self, log_id: str, sqn: SequenceNumber, changes: ChangeSet) -> None:
         """Encode a closed change set before a persist asks for it, where that is worth it."""
-        ...
 
     def closed(self, writer: StateChangelogWriter) -> None:
         """The writer was closed."""
-        ...
 
 
 class StateChangelogWriter:

@@ -14,7 +14,7 @@ from dstl.checkpoint.manifest.history import HistoryEntry
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.report import CheckpointReport
 from dstl.checkpoint.retained_objects import RetainedObjects
-from dstl.checkpoint.spark_commit import CommitFiles, FilesStep
+from dstl.checkpoint.spark_commit import CheckpointInTheMaking, FilesStep
 from dstl.checkpoint.state_catalogue import StateCatalogue
 from dstl.crash_points import reach
 from dstl.errors import CheckpointDeclined, DstlError, Fenced, OutcomeUnknown, TaskManagerLost
@@ -91,7 +91,7 @@ class CheckpointExecution:
         trigger: Trigger,
         query_id: str,
         sparks_ms: Mapping[str, int] = {},
-        files: CommitFiles | None = None,
+        files: CheckpointInTheMaking | None = None,
     ) -> CheckpointReport:
         """Make a checkpoint; when this returns, it is durable and the TaskManagers know.
 

@@ -11,7 +11,7 @@ from dstl.checkpoint.coordinator import CheckpointCoordinator
 from dstl.checkpoint.manifest.history import HistoryEntry
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.report import CheckpointReport, RestoreReport
-from dstl.checkpoint.spark_commit import CommitFiles, SparkWatermark
+from dstl.checkpoint.spark_commit import CheckpointInTheMaking, SparkWatermark
 from dstl.errors import DstlError, clip
 from dstl.metrics import Recorder
 from dstl.runtime import Runtime
@@ -48,7 +48,7 @@ class CheckpointQueue:
         run_id: str,
         batch_id: int,
         query_id: str,
-        files: CommitFiles,
+        files: CheckpointInTheMaking,
     ) -> None:
         """Make the checkpoint of a batch that Spark commits, once those under way have ended.
 

@@ -9,7 +9,7 @@ from dstl.checkpoint.checkpoint_queue import CheckpointQueue
 from dstl.checkpoint.coordinator import CheckpointCoordinator
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.retained_objects import RetainedObjects
-from dstl.checkpoint.spark_commit import CommitFiles, SparkDirectory, SparkExecution
+from dstl.checkpoint.spark_commit import CheckpointInTheMaking, SparkDirectory, SparkExecution
 from dstl.errors import Fenced, Invalid
 from dstl.rpc.messages import TaskAttempt
 
@@ -117,7 +117,7 @@ class CommittedRuns:
             return False
         return coordinator is None or coordinator.run_id != run_id or coordinator.lacks_tasks(batch_id)
 
-    async def commit_batch(self, query_id: str, run_id: str, batch_id: int, files: CommitFiles) -> None:
+    async def commit_batch(self, query_id: str, run_id: str, batch_id: int, files: CheckpointInTheMaking) -> None:
         """Make the checkpoint of a batch and Spark's commit of it, in one record; returns when that is durable.
 
         Raises:

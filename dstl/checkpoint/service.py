@@ -183,7 +183,7 @@ class CoordinatorService:
             store, runtime, LiveDriver(lambda: self._log.epoch, self.fleet.writer_ids, self._objects.held), options
         )
         self._execution_of_spark = hooks.execution
-        self._poll = MetricsPoll(secret, lambda: self.fleet.members, settings.host)
+        self._poll = MetricsPoll(secret, self.fleet, settings.host)
         self.lookups = Lookups(
             OwnConnections(secret, settings.host),
             self.fleet,

@@ -9,11 +9,11 @@ again. It is asked for once in a batch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from dstl.errors import Fenced, Invalid
+from dstl.errors import CheckpointDeclined, Fenced, Invalid
 from dstl.rpc.messages import TaskAttempt
 from handles.file_record import FileRecord
 
@@ -33,12 +33,39 @@ class FilesStep:
     whole: int
 
 
-class CommitFiles(Protocol):
-    """The commit of a batch that Spark is writing, and all of its files since the last one."""
+class CheckpointInTheMaking:
+    """A checkpoint that TaskManagers persist while Spark's part of its record is gathered. One event loop.
+
+    Spark's part is the commit of the batch, and all of its files since the last one.
+
+    Args:
+        make: Makes it, and calls :meth:`begun`, :meth:`ready` and :meth:`step`.
+    """
+
+    def __init__(self, make: Callable[[CheckpointInTheMaking], Coroutine[Any, Any, None]]) -> None:
+        loop = asyncio.get_running_loop()
+        self._begun: asyncio.Future[None] = loop.create_future()
+        self._persisted: asyncio.Future[None] = loop.create_future()
+        self._record: asyncio.Future[Callable[[int, Sequence[int]], FilesStep]] = loop.create_future()
+        self._making = loop.create_task(make(self))
+
+    async def begin(self) -> None:
+        """Wait until it is known that the batch is whole.
+
+        Raises:
+            DstlError: It is not.
+        """
+        try:
+            await asyncio.wait([self._begun, self._making], return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            self.drop()
+            raise
+        if self._making.done():
+            await self._making
 
     def begun(self) -> None:
         """The batch is whole, and its checkpoint is being made."""
-        ...
+        self._begun.set_result(None)
 
     async def ready(self) -> None:
         """Return when the record is to be written, which may wait for the offsets of the next batch.
@@ -46,7 +73,12 @@ class CommitFiles(Protocol):
         Raises:
             DstlError: There will be none.
         """
-        ...
+        self._persisted.set_result(None)
+        await self._record
+
+    async def persisted(self) -> None:
+        """Return when it waits for its record, or has failed."""
+        await asyncio.wait([self._persisted, self._making], return_when=asyncio.FIRST_COMPLETED)
 
     def step(self, sequence: int, in_front: Sequence[int]) -> FilesStep:
         """Return Spark's part of the record of this number.
@@ -58,7 +90,22 @@ class CommitFiles(Protocol):
         Raises:
             DstlError: Something that the commit needs is missing.
         """
-        ...
+        return self._record.result()(sequence, in_front)
+
+    async def write(self, step: Callable[[int, Sequence[int]], FilesStep]) -> None:
+        """Write it with Spark's part of its record, which is made once the record's number is known.
+
+        Raises:
+            DstlError: As what makes it.
+        """
+        self._record.set_result(step)
+        await self._making
+
+    def drop(self) -> None:
+        """There will be no record: what the TaskManagers have persisted is theirs again."""
+        self._record.set_exception(CheckpointDeclined("the record of Spark's commit was given up"))
+        # The one who waits for it is told otherwise why.
+        self._making.add_done_callback(lambda making: making.cancelled() or making.exception())
 
 
 class SparkExecution(Protocol):
@@ -70,11 +117,9 @@ class SparkExecution(Protocol):
         Raises:
             Invalid: Says which setting it is, and what to do.
         """
-        ...
 
     async def is_running(self, run_id: str) -> bool:
         """Return whether Spark is running a query by this run."""
-        ...
 
 
 class SparkDirectory(Protocol):
@@ -83,12 +128,10 @@ class SparkDirectory(Protocol):
     @property
     def runs(self) -> dict[str, None]:
         """Runs of the query that have looked at it, the latest last: Spark has one at a time."""
-        ...
 
     @property
     def query_id(self) -> str:
         """The query's id, by Spark's ``metadata``; empty until that was written or read."""
-        ...
 
     async def lead(self, query_id: str) -> None:
         """Take the log over for a query, unless it is this driver's already, and read what it says.
@@ -98,11 +141,9 @@ class SparkDirectory(Protocol):
             Fenced: A newer driver has taken over.
             DstlError: As :meth:`ManifestLog.fence` and :meth:`ManifestLog.scan`.
         """
-        ...
 
     def newest_commit(self) -> int:
         """Return the newest batch that Spark has committed, -1 where there is none."""
-        ...
 
     async def batch_time_ms(self, batch_id: int, run_id: str) -> int | None:
         """Return a batch's processing time by Spark's record of its offsets; None where that does not tell.
@@ -112,7 +153,6 @@ class SparkDirectory(Protocol):
         Raises:
             DstlError: It never will be.
         """
-        ...
 
 
 class WatermarkReader(Protocol):

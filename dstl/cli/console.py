@@ -58,7 +58,7 @@ _BIDIRECTIONAL = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u20
 
 
 class Answer(NamedTuple):
-    """What a command tells.
+    """The answer of a command.
 
     Attributes:
         found: For programs, with ``--json``.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from urllib.parse import quote
 
-from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.manifest.reader import ManifestReader
-from dstl.checkpoint.spark_commit import CommitFiles, SparkDirectory
 from dstl.errors import Invalid, MissingState
 from dstl.files.config import FileConfig
 from dstl.files.file_log import FileLog
@@ -52,7 +50,7 @@ def opened_directory(root: str, runtime: Runtime, open_store: OpenStore) -> Lead
     config = FileConfig(location="")
     log = FileLog(config, runtime, FileReader(store, plain, runtime))
     if is_of_a_backend(root):
-        return QueryDirectory(root, log, _NoRuns(ManifestLog(store, runtime)), runtime)
+        return QueryDirectory(root, log, None, runtime)
     return own_directory(root, log, {}, runtime, config)
 
 
@@ -94,13 +92,13 @@ async def fork(source: str, target: str, runtime: Runtime, open_store: OpenStore
         _check_named(source, entries, named)
         for root, names in _owned(entries).items():
             if root == source:
-                await old.add(_holds(names, target))
+                await old.barriers.add(_holds(names, target))
             else:
                 owner = opened_directory(root, runtime, open_store)
                 stack.push_async_callback(owner.close)
                 await owner.claim()
-                await owner.add(_holds(names, target))
-        await new.add(_part(entries))
+                await owner.barriers.add(_holds(names, target))
+        await new.barriers.add(_part(entries))
         places = {place[0] for entry in entries if (place := foreign_object(entry.segment.name)) is not None}
         origins = Origins(target, (), open_store)
         return Fork(
@@ -128,7 +126,7 @@ async def release(source: str, target: str, runtime: Runtime, open_store: OpenSt
         held = [entry.path for entry in directory.run.index if entry.path.startswith(f"{_held(target)}/")]
         for path in held:
             await directory.delete(path, "")
-        await directory.flush()
+        await directory.barriers.flush()
         return len(held)
     finally:
         await directory.close()
@@ -196,27 +194,3 @@ def _part(entries: Iterable[FileEntry]) -> Persisted:
         for each in entries
     )
     return replace(part.finish(), files=files)
-
-
-class _NoRuns:
-    """The checkpoints of a location, where no query runs."""
-
-    operators = ()
-
-    def __init__(self, manifests: ManifestLog) -> None:
-        self._manifests = manifests
-
-    def attach(self, directory: SparkDirectory, needs: Callable[[str], bool]) -> ManifestLog:
-        return self._manifests
-
-    async def is_running(self, run_id: str) -> bool:
-        return False
-
-    def lacks_tasks(self, run_id: str, batch_id: int) -> bool:
-        return False
-
-    async def commit_batch(self, query_id: str, run_id: str, batch_id: int, files: CommitFiles) -> None:
-        raise Invalid("no query runs here, so no batch is committed")
-
-    def delete(self, names: Iterable[str]) -> None:
-        """Leave it to the query's next run."""

@@ -158,7 +158,7 @@ async def roll_back(root: str, batch: int, runtime: Runtime, open_store: OpenSto
         gone |= paths & await _only_named_by(directory, gone, paths)
         for path in gone:
             await directory.delete(path, "")
-        await directory.flush()
+        await directory.barriers.flush()
     finally:
         await directory.close()
     return sorted(gone)

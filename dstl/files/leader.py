@@ -18,7 +18,6 @@ from dstl.files.records import OwnRecords, Records
 from dstl.files.riders import Rider
 from dstl.files.rules import batch_of
 from dstl.rpc.codec import Payload
-from dstl.rpc.fleet_messages import Persisted
 from dstl.runtime import Clock, Runtime
 from handles.file_record import FileEntry
 
@@ -39,6 +38,7 @@ class LeaderDirectory(Directory):
 
     Attributes:
         run: The runs, and the index.
+        barriers: The files that make durable what was put before them.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class LeaderDirectory(Directory):
         super().__init__(root, log)
         self.run = records.run
         self._records = records
-        self._barriers = Barriers(root, log, records, clock, options)
+        self.barriers = Barriers(root, log, records, clock, options)
 
     async def put(self, path: str, run: str, attempt: int, content: Sequence[Payload]) -> None:
         """Take a file; see :meth:`Directory.put`."""
         self.run.admit(run)
-        await self._barriers.settle(run)
+        await self.barriers.settle(run)
         if not path.startswith("offsets/"):
-            await self._barriers.begun(run)
+            await self.barriers.begun(run)
         await self._records.lead()
         held = self._log.riders.find(path, run)
         if path == METADATA and path in self.run.index and not (held is not None and held.is_deletion):
@@ -62,14 +62,14 @@ class LeaderDirectory(Directory):
             raise ObjectExists(f"{self.root}/{path} is there already: another driver has begun the query")
         self.run.admit(run)
         if barrier_batch(path) is not None:
-            await self._barriers.put(path, run, attempt, content)
-        elif not self._barriers.is_too_late(path, run):
+            await self.barriers.put(path, run, attempt, content)
+        elif not self.barriers.is_too_late(path, run):
             await self._log.put(path, run, attempt, content)
 
     async def delete(self, path: str, run: str) -> None:
         """Take a deletion; see :meth:`Directory.delete`."""
         self.run.admit(run)
-        await self._barriers.settle(run)
+        await self.barriers.settle(run)
         await self._records.lead()
         gone = {path}
         if path not in self.run.index and self._log.riders.find(path, run) is None:
@@ -79,7 +79,7 @@ class LeaderDirectory(Directory):
 
     async def listing(self, path: str, run: str) -> list[Listed]:
         """Return what lies in a directory."""
-        await self._barriers.settle(run)
+        await self.barriers.settle(run)
         await self._records.open()
         return self._seen(path, run)
 
@@ -113,11 +113,11 @@ class LeaderDirectory(Directory):
         Raises:
             Fenced: It is a task's, and the run is over.
         """
-        await self._barriers.settle(run)
+        await self.barriers.settle(run)
         await self._records.open()
         if self._records.participants.has_hosts:
             # Another one's attempt may be the one that counts.
-            await self._barriers.chosen(path)
+            await self.barriers.chosen(path)
         if batch_of(path) >= 0:
             # Its commit may be lost, and another run's be here instead.
             self.run.check(run)
@@ -129,8 +129,8 @@ class LeaderDirectory(Directory):
         Raises:
             Fenced: The run is over.
         """
-        await self._barriers.wait()
-        await self._barriers.chosen(path)
+        await self.barriers.wait()
+        await self.barriers.chosen(path)
         self.run.check(run)
         await self._records.open()
         return self.run.index.find(path)
@@ -142,20 +142,12 @@ class LeaderDirectory(Directory):
             Fenced: The run is over, or another driver has the directory.
         """
         self.run.admit(run)
-        await self._barriers.begun(run)
+        await self.barriers.begun(run)
         await self._records.lead()
-        async with self._barriers.turn:
+        async with self.barriers.turn:
             self.run.serve(member, run)
             commits = (barrier_batch(f"commits/{name}") for name, _, _ in self._seen("commits", run))
             return max((batch for batch in commits if batch is not None), default=-1)
-
-    async def store(self, member: str, run: str, part: Persisted) -> None:
-        """Another host has stored files of tasks that have not ended yet.
-
-        Raises:
-            Fenced: The run is over.
-        """
-        self.run.store(member, run, part)
 
     async def claim(self) -> bool:
         """Take the directory over, as the first write does; returns whether there are files in it."""
@@ -165,14 +157,6 @@ class LeaderDirectory(Directory):
             await self._records.lead()
         return bool(len(self.run.index))
 
-    async def add(self, part: Persisted) -> None:
-        """Write a record of files that are stored already."""
-        await self._barriers.add(part)
-
-    async def flush(self) -> None:
-        """Store what was put or deleted outside of any run, which no barrier will follow, and a commit that waits."""
-        await self._barriers.flush()
-
     def is_over(self, ended: Collection[str]) -> bool:
         """Return True where nobody writes here any more, and no other host has files of no run for a later record."""
         return super().is_over(ended) and self.run.is_served_only_by(ended)
@@ -180,7 +164,7 @@ class LeaderDirectory(Directory):
     async def close(self) -> None:
         """Flush, and end. Idempotent."""
         try:
-            await self.flush()
+            await self.barriers.flush()
         except DstlError as error:
             _log.error("%s: what was written outside of a query is lost: %s", self.root, error)
         await super().close()

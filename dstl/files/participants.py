@@ -22,7 +22,6 @@ class Callee(Protocol):
 
     async def call(self, message: Call[R], timeout: float = 0.0) -> R:
         """Call it; it is lost when it has not answered some time after so many seconds."""
-        ...
 
 
 class Participants:

@@ -166,7 +166,7 @@ class FileCoordinator(FileProcess):
 
     async def _store(self, peer: Peer, call: StoredFiles) -> Done:
         part = Persisted(call.segments, (), files=call.files)
-        await (await self.directories.of(call.root)).store(call.member, call.run, part)
+        (await self.directories.of(call.root)).run.store(call.member, call.run, part)
         return Done()
 
     async def _leave(self, peer: Peer, call: LeavingHost) -> Done:

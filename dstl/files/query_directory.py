@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dstl.checkpoint.committed_runs import CommittedRuns
 from dstl.errors import ObjectNotFound
 from dstl.files.directory import Listed
 from dstl.files.file_log import FileLog
@@ -17,7 +18,7 @@ from dstl.files.leader import LeaderDirectory
 from dstl.files.namespace import barrier_batch
 from dstl.files.options import FileOptions
 from dstl.files.participants import Participants
-from dstl.files.query_records import METADATA, WHOLE_EVERY, Checkpoints, QueryRecords, json_field, query_id_of
+from dstl.files.query_records import METADATA, WHOLE_EVERY, QueryRecords, json_field, query_id_of
 from dstl.rpc.codec import Payload
 from dstl.runtime import Runtime
 
@@ -29,7 +30,7 @@ class QueryDirectory(LeaderDirectory):
         root: Its URI.
         log: What the driver's JVM puts. Its store stays the caller's; that of the plain files of an earlier directory
             is closed with this.
-        checkpoints: The query's; the log is theirs.
+        checkpoints: The query's; the log is theirs. None where no query runs, and only the index is changed.
         runtime: Clock, jitter and ids.
         options: When a batch waits for its record.
 
@@ -42,7 +43,7 @@ class QueryDirectory(LeaderDirectory):
         self,
         root: str,
         log: FileLog,
-        checkpoints: Checkpoints,
+        checkpoints: CommittedRuns | None,
         runtime: Runtime,
         options: FileOptions = FileOptions(),
     ) -> None:
@@ -71,7 +72,7 @@ class QueryDirectory(LeaderDirectory):
         """Return whether tasks of a batch have to run before its commit, which is this file, can be taken."""
         await self._meet(run)
         batch = barrier_batch(path, "commits")
-        return batch is not None and self._checkpoints.lacks_tasks(run, batch)
+        return batch is not None and self._checkpoints is not None and self._checkpoints.lacks_tasks(run, batch)
 
     async def read(self, path: str, run: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return a file's bytes, or a part of them."""
@@ -87,7 +88,7 @@ class QueryDirectory(LeaderDirectory):
 
     async def _meet(self, run: str) -> None:
         # What comes late of a run that is over, as a purge does, must not make it the latest.
-        if run and run not in self.runs and await self._checkpoints.is_running(run):
+        if run and run not in self.runs and self._checkpoints is not None and await self._checkpoints.is_running(run):
             self.runs[run] = None
 
     async def lead(self, query_id: str) -> None:
@@ -96,7 +97,7 @@ class QueryDirectory(LeaderDirectory):
 
     async def settle(self) -> None:
         """Make a commit durable that waits for the next offsets; where that fails its run is over, and is told."""
-        await self._barriers.settle("")
+        await self.barriers.settle("")
 
     def newest_commit(self) -> int:
         """Return the newest batch that Spark has committed, -1 where there is none."""
@@ -104,7 +105,7 @@ class QueryDirectory(LeaderDirectory):
 
     async def batch_time_ms(self, batch_id: int, run_id: str) -> int | None:
         """Return a batch's processing time by Spark's record of its offsets; see :class:`SparkDirectory`."""
-        await self._barriers.begun(run_id)
+        await self.barriers.begun(run_id)
         self.run.admit(run_id)
         if (run_id, batch_id) != self._planned[:2]:
             try:

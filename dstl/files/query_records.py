@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
+from dstl.checkpoint.committed_runs import CommittedRuns
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.manifest.reader import ManifestScan
-from dstl.checkpoint.spark_commit import CommitFiles, FilesStep, SparkDirectory
-from dstl.errors import CheckpointDeclined, Invalid, ObjectNotFound
+from dstl.checkpoint.spark_commit import CheckpointInTheMaking, SparkDirectory
+from dstl.errors import Invalid, ObjectNotFound
 from dstl.files.index import file_steps
 from dstl.files.participants import Participants
 from dstl.files.records import Barrier, NextRecord, Records
@@ -26,110 +26,28 @@ METADATA = "metadata"
 """Spark's file that names the query."""
 
 
-class Checkpoints(Protocol):
-    """The query's checkpoints: :class:`~dstl.checkpoint.committed_runs.CommittedRuns`."""
-
-    @property
-    def operators(self) -> Sequence[str]:
-        """Names of the operators."""
-        ...
-
-    def attach(self, directory: SparkDirectory, needs: Callable[[str], bool]) -> ManifestLog:
-        """Let the directory lie in the log; returns the log."""
-        ...
-
-    def is_running(self, run_id: str) -> Awaitable[bool]:
-        """Return whether Spark is running a run."""
-        ...
-
-    def lacks_tasks(self, run_id: str, batch_id: int) -> bool:
-        """Return whether tasks of a batch have to run before its commit can be taken."""
-        ...
-
-    def commit_batch(self, query_id: str, run_id: str, batch_id: int, files: CommitFiles) -> Coroutine[Any, Any, None]:
-        """Make the checkpoint of a batch and Spark's commit of it, in one record."""
-        ...
-
-    def delete(self, names: Iterable[str]) -> None:
-        """Delete objects that no file needs, except what checkpoints need."""
-        ...
-
-
-class CheckpointInTheMaking:
-    """A checkpoint that TaskManagers persist while Spark's part of its record is gathered. One event loop.
-
-    Args:
-        make: Makes it, and tells of it what :class:`~dstl.checkpoint.spark_commit.CommitFiles` says.
-    """
-
-    def __init__(self, make: Callable[[CommitFiles], Coroutine[Any, Any, None]]) -> None:
-        loop = asyncio.get_running_loop()
-        self._begun: asyncio.Future[None] = loop.create_future()
-        self._persisted: asyncio.Future[None] = loop.create_future()
-        self._record: asyncio.Future[NextRecord] = loop.create_future()
-        self._making = loop.create_task(make(self))
-
-    async def begin(self) -> None:
-        """Wait until it is known that the batch is whole.
-
-        Raises:
-            DstlError: It is not.
-        """
-        try:
-            await asyncio.wait([self._begun, self._making], return_when=asyncio.FIRST_COMPLETED)
-        except BaseException:
-            self.drop()
-            raise
-        if self._making.done():
-            await self._making
-
-    def begun(self) -> None:
-        """See :meth:`CommitFiles.begun`."""
-        self._begun.set_result(None)
-
-    async def ready(self) -> None:
-        """See :meth:`CommitFiles.ready`."""
-        self._persisted.set_result(None)
-        await self._record
-
-    async def persisted(self) -> None:
-        """Return when it waits for its record, or has failed."""
-        await asyncio.wait([self._persisted, self._making], return_when=asyncio.FIRST_COMPLETED)
-
-    def step(self, sequence: int, in_front: Sequence[int]) -> FilesStep:
-        """See :meth:`CommitFiles.step`."""
-        return self._record.result().step(sequence, in_front)
-
-    async def write(self, record: NextRecord) -> None:
-        """Write it with Spark's part of its record.
-
-        Raises:
-            DstlError: As :meth:`Checkpoints.commit_batch`.
-        """
-        self._record.set_result(record)
-        await self._making
-
-    def drop(self) -> None:
-        """There will be no record: what the TaskManagers have persisted is theirs again."""
-        self._record.set_exception(CheckpointDeclined("the record of Spark's commit was given up"))
-        # The one who waits for it is told otherwise why.
-        self._making.add_done_callback(lambda making: making.cancelled() or making.exception())
-
-
 class QueryRecords(Records):
     """Those of the directory of the query that a ``StateBackend`` serves: one record holds a commit and its checkpoint.
 
     Args:
-        checkpoints: The query's; the log is theirs.
+        checkpoints: The query's; the log is theirs. None where no query runs, and only the index is changed.
         directory: Whom the checkpoints ask about Spark's commits.
         participants: This process alone.
         runtime: Clock.
     """
 
     def __init__(
-        self, checkpoints: Checkpoints, directory: SparkDirectory, participants: Participants, runtime: Runtime
+        self,
+        checkpoints: CommittedRuns | None,
+        directory: SparkDirectory,
+        participants: Participants,
+        runtime: Runtime,
     ) -> None:
-        super().__init__(checkpoints.attach(directory, self._needs), participants, runtime)
+        if checkpoints is None:
+            manifests = ManifestLog(participants.log.reader.store, runtime)
+        else:
+            manifests = checkpoints.attach(directory, self._needs)
+        super().__init__(manifests, participants, runtime)
         self._checkpoints = checkpoints
         self._owner = ""
         self._query_id = ""
@@ -144,7 +62,7 @@ class QueryRecords(Records):
             Invalid: An operator was not run in the batch.
             CheckpointDeclined: It was run in part.
         """
-        if not self.is_stateful:
+        if self._checkpoints is None or not self.is_stateful:
             return await super().begin(batch, run, barrier)
         making = CheckpointInTheMaking(partial(self._checkpoints.commit_batch, self._query_id, run, batch))
         await making.begin()
@@ -167,7 +85,7 @@ class QueryRecords(Records):
     @property
     def is_stateful(self) -> bool:
         """True where the query has operators of this backend: they have a part in every commit."""
-        return bool(self._checkpoints.operators)
+        return self._checkpoints is not None and bool(self._checkpoints.operators)
 
     def _boundary(self) -> int:
         return self._whole
@@ -188,7 +106,7 @@ class QueryRecords(Records):
     async def _send(self, record: NextRecord) -> None:
         making, self._making = self._making, None
         if making is not None:
-            await making.write(record)
+            await making.write(record.step)
             return
         async with self._manifests.turn:
             step = record.step(self._manifests.next_sequence)
@@ -217,7 +135,9 @@ class QueryRecords(Records):
 
     def _let_go(self, whole: int) -> None:
         self._whole = whole
-        self._checkpoints.delete(self.run.index.take_free(whole))
+        if self._checkpoints is not None:
+            # Else it is left to the query's next run.
+            self._checkpoints.delete(self.run.index.take_free(whole))
 
     async def _read(self) -> None:
         """Take over what the records say: those of the query that the location belongs to.

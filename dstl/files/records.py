@@ -54,7 +54,7 @@ class NextRecord:
         self.barrier = barriers[-1][0]
 
     def step(self, sequence: int, in_front: Sequence[int] = ()) -> FilesStep:
-        """Return the record of this number; see :class:`~dstl.checkpoint.spark_commit.CommitFiles`."""
+        """Return the record of this number; see :meth:`~dstl.checkpoint.spark_commit.CheckpointInTheMaking.step`."""
         *also, (barrier, content) = self._barriers
         made = self._run.step(barrier, content, self._parts, sequence, self._whole, also, in_front)
         self.made, self.sequence = made, sequence

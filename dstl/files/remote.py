@@ -30,7 +30,6 @@ class CoordinatorLink(Protocol):
 
     async def call(self, message: Call[R]) -> R:
         """Send a request and return its reply."""
-        ...
 
 
 class RemoteDirectory(Directory):

@@ -24,15 +24,12 @@ class Recorder(Protocol):
 
     def increment(self, name: str, value: float = 1.0) -> None:
         """Add to a counter."""
-        ...
 
     def observe(self, name: str, value: float) -> None:
         """Add one sample to a distribution."""
-        ...
 
     def gauge(self, name: str, value: float) -> None:
         """Set a level."""
-        ...
 
 
 class NullRecorder:

@@ -82,11 +82,9 @@ class Reply(Protocol[R_co]):
     @property
     def is_done(self) -> bool:
         """True once the reply is there, or will never be."""
-        ...
 
     def result(self) -> R_co:
         """Return the reply, or raise its error; waits for it. Another call returns, or raises, the same."""
-        ...
 
 
 class Transport(Protocol):
@@ -97,11 +95,9 @@ class Transport(Protocol):
 
     def send(self, message: Call[R]) -> Reply[R]:
         """Send a request without waiting for its reply; see :meth:`Connection.send`."""
-        ...
 
     def call(self, message: Call[R]) -> R:
         """Send a request and return its reply; see :meth:`Connection.call`."""
-        ...
 
 
 class Connection:

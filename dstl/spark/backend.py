@@ -55,6 +55,7 @@ from dstl.spark.application.session import (
 from dstl.spark.application.shutdown import shut_down
 from dstl.spark.listener import CheckpointMetrics, Listeners
 from dstl.spark.operators.arguments import check_operator_name, choice, count_within, flag
+from dstl.spark.operators.grouped_stream import OperatorHost
 from dstl.spark.operators.stateful_operators import StatefulOperators
 from dstl.spark.query.execution import ON_A_CLUSTER, DriverExecution
 from dstl.spark.query.failure_log import log_failures
@@ -384,6 +385,10 @@ class StateBackend(StatefulOperators, ReadableStates):
         """
         if self._closer is not None:
             self._closer()
+
+    def _operator_host(self) -> OperatorHost:
+        self._check_open()
+        return OperatorHost(self._next_place, self._run)
 
     def _next_place(self, name: str | None, by: Sequence[str], parallelism: int | None) -> OperatorPlace:
         self._check_open()

@@ -40,7 +40,6 @@ class RestartStrategy(Protocol):
         Args:
             now: Monotonic seconds at which the query failed.
         """
-        ...
 
 
 @dataclass

@@ -17,12 +17,12 @@ from dstl.changelog.change_set import digest_changes
 from dstl.crash_points import reach
 from dstl.rpc.client import Address, Reply, Transport
 from dstl.rpc.messages import Acknowledgement, Begin, Begun, TaskAttempt
+from dstl.rpc.state_client import StateClient
 from dstl.spark.operators.grouping import initial_first, take_marks
 from dstl.spark.task_definition import PreparedOperator, TaskDefinition
 from dstl.state.broadcast_state import BROADCAST_KEY_GROUP, BroadcastCopies, BroadcastRows, rows_of_streams
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 from dstl.state.task_input import TaskInput
-from dstl.taskmanager.state_client import StateClient
 from handles.key_group import partition_of, range_of_partition
 
 

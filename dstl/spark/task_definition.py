@@ -71,12 +71,10 @@ class TaskRunner(Protocol):
     @property
     def max_event_time_ms(self) -> int | None:
         """Latest event time of the input so far, milliseconds since 1970; None without one."""
-        ...
 
     @property
     def late_rows(self) -> int:
         """Rows dropped because they were at or before the watermark."""
-        ...
 
     def run(self, batches: Iterator[pa.RecordBatch], task: TaskInput, /) -> Iterator[pa.RecordBatch]:
         """Process one batch of one partition and yield its output.
@@ -85,7 +83,6 @@ class TaskRunner(Protocol):
             UserCodeError: The user's code raised.
             DstlError: Prior state cannot be read, or changes not sent.
         """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,16 +17,17 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid
+from dstl.rpc.state_client import Entry, StateClient
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.value_codec import TimeToLive, ValueCodec
 from dstl.state.descriptor import StateDescriptor
 from dstl.state.frames.frame_reader import frame_of
 from dstl.state.frames.row_reader import python_values, rows_of
+from dstl.state.key_window import KeyWindow
 from dstl.state.keyed_batch import FrameLimits, Style
 from dstl.state.map_state import MapState
 from dstl.state.overlay import Overlay
 from dstl.state.processor_errors import StateCallError
-from dstl.state.source import Entry, KeyWindow, StateSource
 
 ReadWhole = Callable[[int, Callable[[], list[Entry] | None]], list[Entry] | None]
 """Returns all entries of a broadcast state by its number; calls the function where they are not at hand."""
@@ -117,7 +118,7 @@ class BroadcastState(MapState):
         self,
         descriptor: StateDescriptor,
         codec: ValueCodec,
-        source: StateSource,
+        source: StateClient,
         scope: BroadcastScope,
         user_keys: KeyCodec,
         read: ReadWhole | None = None,

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from dstl.errors import Invalid
+from dstl.rpc.state_client import Entry, StateClient
 from dstl.state.codec.value_codec import TimeToLive
 from dstl.state.descriptor import StateDescriptor
+from dstl.state.key_window import KeyWindow
 from dstl.state.overlay import EntryWrites, Overlay
 from dstl.state.processor_errors import why_unusable
-from dstl.state.source import Entry, KeyWindow, StateSource
 
 _FETCH_BYTES = 1 << 20
 """About what one fetch for several keys should bring."""
@@ -41,7 +42,7 @@ class EntryState:
         descriptor: StateDescriptor,
         window: KeyWindow,
         ttl: TimeToLive,
-        source: StateSource,
+        source: StateClient,
         overlay: Overlay,
     ) -> None:
         self.descriptor = descriptor

@@ -17,11 +17,11 @@ from dstl.state.codec.stored_schema import with_user_types
 from dstl.state.codec.value_codec import TimeToLive, ValueCodec
 from dstl.state.descriptor import DeclaredSchemas, StateDescriptor, StateKind
 from dstl.state.entry_state import EntryState
+from dstl.state.key_window import KeyWindow
 from dstl.state.list_state import ListState
 from dstl.state.map_state import MapState
 from dstl.state.overlay import Overlay
 from dstl.state.registry import TIMERS, StateRegistry
-from dstl.state.source import KeyWindow
 from dstl.state.task_input import TaskInput
 from dstl.state.timers import Timers
 from dstl.state.value_state import (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -46,8 +46,8 @@ class FrameLimits:
         return max(1, min(self.rows, -(-self.nbytes * count // size) if size else self.rows))
 
 
-class _Slices(Protocol):
-    def __call__(self, start: int, stop: int) -> Any: ...
+_Slices = Callable[[int, int], Any]
+"""Returns the rows ``[start, stop)``."""
 
 
 @dataclass(slots=True)

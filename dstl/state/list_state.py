@@ -14,12 +14,13 @@ from typing import Any
 from pyspark.sql.streaming import stateful_processor
 
 from dstl.errors import Invalid
+from dstl.rpc.state_client import StateClient
 from dstl.state.codec.value_codec import TimeToLive, ValueCodec
 from dstl.state.descriptor import StateDescriptor
 from dstl.state.entry_state import EntryState
+from dstl.state.key_window import KeyWindow
 from dstl.state.overlay import Overlay
 from dstl.state.processor_errors import StateCallError
-from dstl.state.source import KeyWindow, StateSource
 
 MAX_NUMBER = (1 << 32) - 1
 """The largest number of an element within its batch."""
@@ -41,7 +42,7 @@ class ListState(EntryState, stateful_processor.ListState):  # type: ignore[misc]
         codec: ValueCodec,
         window: KeyWindow,
         ttl: TimeToLive,
-        source: StateSource,
+        source: StateClient,
         overlay: Overlay,
         sequence: int,
     ) -> None:

@@ -9,14 +9,15 @@ from pyspark.sql.streaming import stateful_processor
 from pyspark.sql.types import Row
 
 from dstl.errors import Invalid
+from dstl.rpc.state_client import Entry, StateClient
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.value_codec import TimeToLive, ValueCodec
 from dstl.state.descriptor import StateDescriptor
 from dstl.state.entry_state import EntryState
 from dstl.state.frames.row_reader import row_class
+from dstl.state.key_window import KeyWindow
 from dstl.state.overlay import Overlay
 from dstl.state.processor_errors import StateCallError
-from dstl.state.source import Entry, KeyWindow, StateSource
 
 
 class MapState(EntryState, stateful_processor.MapState):  # type: ignore[misc]
@@ -31,7 +32,7 @@ class MapState(EntryState, stateful_processor.MapState):  # type: ignore[misc]
         codec: ValueCodec,
         window: KeyWindow,
         ttl: TimeToLive,
-        source: StateSource,
+        source: StateClient,
         overlay: Overlay,
         user_keys: KeyCodec,
     ) -> None:

@@ -16,6 +16,7 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValu
 from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid
+from dstl.rpc.state_client import StateClient, Timer
 from dstl.state.broadcast_state import BroadcastStream
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.descriptor import DeclaredSchemas
@@ -28,7 +29,6 @@ from dstl.state.keyed_batch import BatchReader, FrameLimits, KeyedBatch, Style
 from dstl.state.overlay import Overlay
 from dstl.state.processor_errors import user_code_error
 from dstl.state.registry import StateRegistry
-from dstl.state.source import StateSource, Timer
 from dstl.state.task_input import TaskInput
 from dstl.state.timers import expiry_ms
 
@@ -42,7 +42,7 @@ def discover_states(
     time_mode: str,
     operator: str,
     schemas: DeclaredSchemas,
-    source: StateSource,
+    source: StateClient,
     streams: Sequence[BroadcastStream] = (),
 ) -> StateRegistry:
     """Run ``init`` and ``close`` as Spark does on the driver, to learn which states a processor declares.

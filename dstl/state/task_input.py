@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from dstl.rpc.state_client import StateClient
 from dstl.state.broadcast_state import BroadcastRows, ReadWhole
-from dstl.state.source import StateSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class TaskInput:
         broadcast: Rows of the operator's broadcast streams, of those that have any.
         send_broadcast: Takes what was written to broadcast states, as ``send`` takes the rest; None for nothing.
         read_broadcast: Reads broadcast states that this process may have read for another task; None: each task reads.
-        send_expiring: Takes those parts whose puts are of entries with a time (see ``StateSource.fetch_due``) that had
+        send_expiring: Takes those parts whose puts are of entries with a time (see ``StateClient.fetch_due``) that had
             none before, or another; None: ``send`` takes them.
     """
 
-    source: StateSource
+    source: StateClient
     send: Callable[[pa.RecordBatch], None]
     sequence: int
     key_groups: Sequence[int] = ()

@@ -1,6 +1,6 @@
 """Timers: entries of a state of their own, whose user key is the expiry in eight bytes that sort as the time does.
 
-All timers of a partition that are due are found by one ordered scan over its key groups (``StateSource.scan_timers``).
+All timers of a partition that are due are found by one ordered scan over its key groups (``StateClient.scan_timers``).
 As in Spark, what fires in a batch is settled when input ends: a timer that a handler registers meanwhile waits for the
 next batch, and one that a handler deletes fires nevertheless.
 """
@@ -16,11 +16,12 @@ from itertools import chain
 from typing import Any
 
 from dstl.errors import Invalid, brief
+from dstl.rpc.state_client import StateClient, Timer
 from dstl.state.codec.value_codec import TimeToLive
 from dstl.state.descriptor import StateDescriptor
 from dstl.state.entry_state import EntryState
+from dstl.state.key_window import KeyWindow
 from dstl.state.overlay import Overlay
-from dstl.state.source import KeyWindow, StateSource, Timer
 
 _EXPIRY = struct.Struct(">Q")
 _OFFSET = 1 << 63  # moves all signed milliseconds to unsigned ones, which sort as bytes do
@@ -55,7 +56,7 @@ class Timers(EntryState):
         self,
         descriptor: StateDescriptor,
         window: KeyWindow,
-        source: StateSource,
+        source: StateClient,
         overlay: Overlay,
     ) -> None:
         super().__init__(descriptor, window, TimeToLive(0, 0), source, overlay)

@@ -11,9 +11,9 @@ from pyspark.sql.streaming import stateful_processor
 from dstl.errors import Invalid
 from dstl.state.codec.value_codec import TimeToLive, ValueCodec
 from dstl.state.descriptor import StateDescriptor
+from dstl.state.key_window import KeyWindow
 from dstl.state.overlay import Overlay
 from dstl.state.processor_errors import StateCallError, why_unusable
-from dstl.state.source import KeyWindow
 
 
 class PointState:
@@ -122,15 +122,12 @@ class AggregateFunction(Protocol):
 
     def create_accumulator(self) -> tuple[Any, ...]:
         """Return the accumulator of nothing."""
-        ...
 
     def add(self, value: Any, accumulator: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the accumulator with one more value."""
-        ...
 
     def get_result(self, accumulator: tuple[Any, ...]) -> Any:
         """Return the result of an accumulator."""
-        ...
 
 
 class ReducingState(ValueState):

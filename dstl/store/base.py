@@ -77,7 +77,6 @@ class ObjectStore(Protocol):
     @property
     def location(self) -> str:
         """The location as the user wrote it, without any secret: for messages."""
-        ...
 
     async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
         """Store an object.
@@ -90,7 +89,6 @@ class ObjectStore(Protocol):
             AccessDenied: Credentials or role refuse it.
             Invalid: The name or the location is wrong (no such bucket).
         """
-        ...
 
     async def get(self, name: str, byte_range: ByteRange | None = None) -> bytes:
         """Return an object's bytes, or a range of them.
@@ -101,7 +99,6 @@ class ObjectStore(Protocol):
             ObjectNotFound: No such object.
             Unavailable: Try again.
         """
-        ...
 
     async def head(self, name: str) -> ObjectInfo:
         """Return size and age of an object.
@@ -109,7 +106,6 @@ class ObjectStore(Protocol):
         Raises:
             ObjectNotFound: No such object.
         """
-        ...
 
     def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """Yield objects whose name starts with ``prefix``; it may be left early, and closed then.
@@ -117,12 +113,9 @@ class ObjectStore(Protocol):
         Those of one folder come in the order of their names, whatever comes between them: SeaweedFS lists folder by
         folder, S3 by the whole name.
         """
-        ...
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects; a name that is already gone is a success. As few requests as the store allows."""
-        ...
 
     async def close(self) -> None:
         """Release connections. Idempotent."""
-        ...

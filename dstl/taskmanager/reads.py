@@ -43,8 +43,8 @@ from dstl.rpc.messages import (
     read_columns,
     write_columns,
 )
+from dstl.rpc.state_client import StateClient
 from dstl.taskmanager.expiry_index import ExpiryIndex
-from dstl.taskmanager.state_client import StateClient
 from dstl.taskmanager.timer_index import TimerIndex
 from handles.key_group import MAX_MAX_PARALLELISM, KeyGroupRange
 from materializer.tables import HeapStateTable, StateTable
@@ -270,7 +270,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class LocalTransport:
-    """A table in this process, as a :class:`~dstl.taskmanager.state_client.StateClient` sees one elsewhere.
+    """A table in this process, as a :class:`~dstl.rpc.state_client.StateClient` sees one elsewhere.
 
     Attributes:
         source: The table. It is read alone; what is written to it, :meth:`TableSource.apply` takes.

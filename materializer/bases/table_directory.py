@@ -290,7 +290,7 @@ class FileBases:
 
     async def _fetch(self, base: KeyGroupBase, progress: Callable[[int], None]) -> FetchedFiles:
         path = await call_in_thread(self._new_directory)
-        data = await self._get(base.name, base.object_size, base.object_checksum)
+        data = await self._get(base.name, None, base.object_size, base.object_checksum)
         try:
             index = decode_index(data, base.files, base.name)
         except CorruptData as error:
@@ -326,7 +326,8 @@ class FileBases:
         for last in (False, True):
             checksum = 0
             for at in range(0, max(1, file.size), _PIECE):
-                data = await self._piece(file, at)
+                stop = min(file.size, at + _PIECE)
+                data = await self._get(file.name, ByteRange(at, stop), stop - at)
                 checksum = await call_in_thread(_append, path, at, data, checksum)
             if checksum == file.checksum:
                 break
@@ -336,25 +337,15 @@ class FileBases:
         if self.cache is not None:
             await call_in_thread(self.cache.link, file.name, file.size, path)
 
-    async def _piece(self, file: TableFile, at: int) -> bytes:
-        stop = min(file.size, at + _PIECE)
-
+    async def _get(self, name: str, part: ByteRange | None, size: int, checksum: int | None = None) -> bytes:
         async def read() -> bytes:
-            data = await read_range(self.store, file.name, ByteRange(at, stop))
-            if len(data) != stop - at:
-                raise CorruptData(f"{file.name} ends at byte {at + len(data)}, before {stop}")
-            return data
-
-        try:
-            return await RetryPolicy(self.runtime).read(read)
-        except (CorruptData, MissingState) as error:
-            raise UnusableObject(file.name, str(error)) from error
-
-    async def _get(self, name: str, size: int, checksum: int) -> bytes:
-        async def read() -> bytes:
-            data = await read_range(self.store, name)
-            if len(data) != size or await call_in_thread(google_crc32c.value, data) != checksum:
-                raise CorruptData(f"{name} has {len(data)} bytes that are not the {size} which its handle names")
+            data = await read_range(self.store, name, part)
+            is_other = checksum is not None and await call_in_thread(google_crc32c.value, data) != checksum
+            if len(data) != size or is_other:
+                raise CorruptData(
+                    f"{name} gives {len(data)} bytes from {part.start if part else 0} on that are not the {size} which "
+                    "its handle names"
+                )
             return data
 
         try:

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol
 
 from dstl.metrics import Recorder
 
@@ -58,12 +57,8 @@ def combine(statuses: Iterable[RestoreStatus]) -> RestoreStatus:
     )
 
 
-class ProgressListener(Protocol):
-    """Is told of a restore's progress, on its event loop; must not block. What it raises ends the restore."""
-
-    def __call__(self, status: RestoreStatus, /) -> None:
-        """Take a status."""
-        ...
+ProgressListener = Callable[[RestoreStatus], None]
+"""Is told of a restore's progress, on its event loop; must not block. What it raises ends the restore."""
 
 
 class RestoreProgress:

@@ -6,7 +6,7 @@ element. The table knows nothing of codecs, schemas or time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -32,17 +32,12 @@ PAGE_BYTES = 4 << 20  # decoded and encoded at once, so held by each reader and 
 
 KeyGroups = Sequence[int] | npt.NDArray[np.integer]
 
-Expired = Mapping[int, "ExpiredValue"]
+ExpiredValue = Callable[[bytes], bool]
+"""Says whether a stored value has expired: then its entry is dropped."""
+
+Expired = Mapping[int, ExpiredValue]
 """By state id, the test that says of a stored value that its time to live has passed. States without one are
 kept whole and cost nothing."""
-
-
-class ExpiredValue(Protocol):
-    """Says whether a stored value has expired."""
-
-    def __call__(self, value: bytes, /) -> bool:
-        """Return True to drop the entry."""
-        ...
 
 
 class StateEntry(NamedTuple):
@@ -93,12 +88,10 @@ class FileSnapshot(Protocol):
     @property
     def path(self) -> Path:
         """The directory of the files."""
-        ...
 
     @property
     def row_bytes(self) -> int:
         """Mean bytes of keys and value of an entry; 0 where it is not known."""
-        ...
 
     def files(self) -> list[SnapshotFile]:
         """Return what must be in the store for this moment to be opened again, ordered by name.
@@ -107,7 +100,6 @@ class FileSnapshot(Protocol):
             Closed: The snapshot was closed.
             Unavailable: The disk cannot be read.
         """
-        ...
 
 
 class TableSnapshot(Protocol):
@@ -120,12 +112,10 @@ class TableSnapshot(Protocol):
     @property
     def versions(self) -> Mapping[KeyGroup, int]:
         """Version of each key group at that moment; see :meth:`StateTable.version`."""
-        ...
 
     @property
     def as_files(self) -> FileSnapshot | None:
         """This snapshot as files; None for a table that is stored by key groups only."""
-        ...
 
     def entries(
         self, key_group: KeyGroup, *, page_rows: int = PAGE_ROWS, page_bytes: int = PAGE_BYTES
@@ -137,11 +127,9 @@ class TableSnapshot(Protocol):
         Raises:
             Closed: The snapshot was closed.
         """
-        ...
 
     def close(self) -> None:
         """Release what the snapshot pins. Idempotent, from any thread."""
-        ...
 
 
 class StagedChanges(Protocol):
@@ -149,11 +137,9 @@ class StagedChanges(Protocol):
 
     def apply(self) -> None:
         """Put them over the table, which takes no time; they are used up. A call of the table."""
-        ...
 
     def discard(self) -> None:
         """Delete them. Idempotent, from any thread."""
-        ...
 
 
 class FileTable(Protocol):
@@ -174,11 +160,9 @@ class FileTable(Protocol):
             Invalid: The table is not empty.
             CorruptData: The files are not a snapshot; the table is empty then.
         """
-        ...
 
     def resume_compaction(self) -> None:
         """Merge files again, after :meth:`adopt`. Idempotent."""
-        ...
 
     def stage(self, changes: Sequence[pa.RecordBatch]) -> StagedChanges | None:
         """Write changes to a file; from any thread, beside any other call. What is never applied goes with the table.
@@ -190,7 +174,6 @@ class FileTable(Protocol):
             Invalid: As for :meth:`StateTable.apply`.
             Unavailable: The disk cannot be written.
         """
-        ...
 
 
 class LazyTable(Protocol):
@@ -206,11 +189,9 @@ class LazyTable(Protocol):
         Raises:
             Invalid: One has entries.
         """
-        ...
 
     def is_cold(self, key_group: KeyGroup) -> bool:
         """Return whether the key group's base is still to come."""
-        ...
 
     def put_below(self, key_group: KeyGroup, rows: pa.RecordBatch) -> None:
         """Put some rows of a cold key group's base below its changes; of any other, do nothing. Idempotent.
@@ -219,7 +200,6 @@ class LazyTable(Protocol):
             key_group: The key group.
             rows: Of :data:`ENTRY_SCHEMA`, in its order.
         """
-        ...
 
     def warm(self, key_group: KeyGroup, base: StateTable) -> bool:
         """Take a cold key group's whole base out of another table of this kind, and make the changes to it.
@@ -227,7 +207,6 @@ class LazyTable(Protocol):
         Returns:
             Whether there were none: the key group is what its base holds.
         """
-        ...
 
 
 class StateTable(Protocol):
@@ -248,17 +227,14 @@ class StateTable(Protocol):
     @property
     def has_failed(self) -> bool:
         """True once the disk has failed it: it may take nothing any more, and must be restored into another table."""
-        ...
 
     @property
     def as_files(self) -> FileTable | None:
         """This table with what only a table in files can do; None for one in memory."""
-        ...
 
     @property
     def as_lazy(self) -> LazyTable | None:
         """This table with what it can do while bases are missing; None for one that needs them first."""
-        ...
 
     def get_many(self, state: int, key_groups: KeyGroups, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the value under the empty user key of each key, None where there is none.
@@ -271,7 +247,6 @@ class StateTable(Protocol):
         Raises:
             Invalid: The lengths differ.
         """
-        ...
 
     def get_values(self, state: int, key_groups: KeyGroups, keys: pa.Array) -> pa.Array:
         """Return what :meth:`get_many` does as a binary column, null where there is no value.
@@ -284,15 +259,12 @@ class StateTable(Protocol):
         Raises:
             Invalid: The lengths differ.
         """
-        ...
 
     def get_entries(self, state: int, key_groups: KeyGroups, keys: Sequence[bytes]) -> list[list[tuple[bytes, bytes]]]:
         """Return all (user key, value) of each key, in user key order; an empty list where there is none."""
-        ...
 
     def get_entry(self, state: int, key_group: KeyGroup, key: bytes, user_keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values of some user keys of one key, None where there is none."""
-        ...
 
     def scan(
         self,
@@ -315,7 +287,6 @@ class StateTable(Protocol):
         Writes between two pages are seen or not, but never make an untouched entry appear twice or not at
         all.
         """
-        ...
 
     def apply(self, changes: pa.RecordBatch) -> None:
         """Apply change records (``CHANGE_SCHEMA`` of ``dstl.changelog.change_set``: put, delete, clear), in
@@ -326,11 +297,9 @@ class StateTable(Protocol):
         Raises:
             Invalid: A metadata record, an unknown operation, or a null.
         """
-        ...
 
     def prepare_snapshot(self) -> None:
         """Do now what would make the next :meth:`snapshot` slow (flush), from any thread. Never needed."""
-        ...
 
     def snapshot(self) -> TableSnapshot:
         """Return this moment of the table: the synchronous part of a materialization.
@@ -338,7 +307,6 @@ class StateTable(Protocol):
         Raises:
             Unavailable: A key group is cold.
         """
-        ...
 
     def restore(self, key_group: KeyGroup, pages: Iterable[pa.RecordBatch]) -> None:
         """Replace one key group by the entries of some pages, in bulk.
@@ -351,11 +319,9 @@ class StateTable(Protocol):
         Raises:
             Invalid: A page is not of that schema; RocksDB also refuses another order.
         """
-        ...
 
     def drop_key_group(self, key_group: KeyGroup) -> None:
         """Forget one key group, for another TaskManager owns it now."""
-        ...
 
     def drop_expired(self, key_group: KeyGroup, expired: Expired) -> Iterator[int]:
         """Delete the expired entries of one key group in pieces of a millisecond or so, and yield after each how many
@@ -364,11 +330,9 @@ class StateTable(Protocol):
         It is not a change: it need not be logged, because replay brings back entries that are expired still,
         and it does not raise the version.
         """
-        ...
 
     def key_groups(self) -> Sequence[KeyGroup]:
         """Return the key groups that were written or restored and not dropped, in ascending order."""
-        ...
 
     def version(self, key_group: KeyGroup) -> int:
         """Return a number that grows with each change of the key group; 0 if it was never touched.
@@ -376,12 +340,9 @@ class StateTable(Protocol):
         Equal versions of one table object mean equal content (but for expired entries): a materialization
         uploads only key groups whose version differs from that of the last base.
         """
-        ...
 
     def size(self) -> TableSize:
         """Return how much the table holds; cheap enough for every batch."""
-        ...
 
     def close(self) -> None:
         """Release memory and files. Idempotent; snapshots taken before stay readable."""
-        ...

@@ -87,34 +87,27 @@ class KeyPlaces(Protocol):
 
     def names(self) -> Keys:
         """Return all keys, in the order of :meth:`all`."""
-        ...
 
     def all(self) -> Places:
         """Return the places of all keys."""
-        ...
 
     def get(self, key: bytes) -> int:
         """Return a key's place, below 0 where there is none."""
-        ...
 
     def find(self, keys: Keys) -> Places:
         """Return the place of each key, below 0 where there is none."""
-        ...
 
     def put(self, keys: Keys) -> tuple[Places, int]:
         """Give each key a place that has none, and return all places, and how many bytes the keys have that are new.
 
         A key may be named twice.
         """
-        ...
 
     def pop(self, keys: Keys) -> int:
         """Take keys out, and return how many bytes those have that were there. A key may be named twice."""
-        ...
 
     def copy(self) -> KeyPlaces:
         """Return another one of the same content."""
-        ...
 
 
 class KeyDictionary:

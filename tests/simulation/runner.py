@@ -15,11 +15,12 @@ from typing import Any
 
 from dstl.changelog import segments_in_flight
 from dstl.changelog.segment.reader import ReadSizes
+from dstl.rpc import state_client
 from dstl.state.entry_state import EntryState
 from dstl.state.processor_runner import ProcessorRunner
 from dstl.state.vectorised.aggregation_runner import AggregationRunner
 from dstl.state.vectorised.map_states import MapStatesRunner
-from dstl.taskmanager import memory_limit, state_client
+from dstl.taskmanager import memory_limit
 from materializer.bases import base_fetch, cold_reads, key_group_block, key_group_file
 from materializer.restore import log_replay, restore
 from tests.simulation.audit import Violation

@@ -72,7 +72,7 @@ class Watch:
         service, world = self._service, self._world
         told = await service.task_manager_metrics()
         names = {each.name for each in world.processes}
-        members = {each.member_id for each in (*service.fleet.members, *(each.member for each in told))}
+        members = {each.member_id for each in (*service.fleet.all.values(), *(each.member for each in told))}
         numbers = [each.checkpoint_id for each in service.completed]
         if not members <= names or numbers != sorted(numbers) or service.query_id not in ("", "query"):
             world.check.fail("I12", f"{self._process.name} shows {members} with checkpoints {numbers}")

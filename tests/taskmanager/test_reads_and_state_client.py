@@ -38,10 +38,10 @@ from dstl.rpc.messages import (
 )
 from dstl.rpc.protocol import Secret
 from dstl.rpc.server import Peer, RpcServer
+from dstl.rpc.state_client import StateClient
 from dstl.runtime import SystemClock
 from dstl.taskmanager.reads import TableSource, bounded_entries, client_of, count_within
 from dstl.taskmanager.service import TaskManagerService
-from dstl.taskmanager.state_client import StateClient
 from dstl.taskmanager.timer_index import TimerIndex
 from handles.key_group import KeyGroupRange, range_of_partition
 from materializer.tables import HeapStateTable
@@ -98,7 +98,7 @@ def test_a_reply_holds_the_first_keys_that_fit_and_never_none() -> None:
 async def test_values_that_do_not_fit_one_message_come_in_several(
     reply_bytes: int, request_bytes: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dstl.taskmanager.state_client._REQUEST_BYTES", request_bytes)
+    monkeypatch.setattr("dstl.rpc.state_client._REQUEST_BYTES", request_bytes)
     rng = random.Random(seed)
     keys = [b"key-%d" % n for n in range(40)]
     rows = [

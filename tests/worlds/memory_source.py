@@ -2,8 +2,8 @@
 
 from collections import Counter
 
+from dstl.rpc.state_client import StateClient
 from dstl.taskmanager.reads import LocalTransport, TableSource
-from dstl.taskmanager.state_client import StateClient
 from handles.key_group import MAX_MAX_PARALLELISM, KeyGroupRange
 from materializer.tables import HeapStateTable
 

@@ -3,7 +3,7 @@
 import json
 import random
 
-from dstl.checkpoint.fleet.fleet import MemberInfo
+from dstl.checkpoint.fleet.members import Member
 from dstl.checkpoint.fleet.metrics_poll import MemberMetrics
 from dstl.checkpoint.manifest.history import HistoryEntry
 from dstl.checkpoint.savepoint.deletion import SavepointListing
@@ -154,11 +154,14 @@ def members(silent: bool = False) -> list[MemberMetrics]:
             metrics.increment(name, value)
         gauges = {"residentBytes": 9.1e8 + n * 4e7, "changelogBytesHeld": 2.2e6, "stateBytes.aircraft": 1.1e8}
         sample = metrics.sample(gauges | {"stateEntries.aircraft": 1_021_334, "stateBytes.airports": 2.1e7})
-        member = MemberInfo(
+        member = Member(
             f"10.0.0.{n + 4}-{NASTY}" if n == 2 else f"10.0.0.{n + 4}-9a31c2f0",
             Address(f"10.0.0.{n + 4}", 41233),
+            None,
             2114 + n,
-            range_of_partition(n, GROUPS, 3),
+            end_lifeline=lambda: None,
+            on_lost=lambda member: None,
+            key_groups=range_of_partition(n, GROUPS, 3),
         )
         found.append(MemberMetrics(member, sample, not (silent and n == 2)))
     return found

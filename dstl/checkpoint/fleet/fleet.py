@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
@@ -14,7 +13,6 @@ from dstl.checkpoint.fleet.members import Member, Members
 from dstl.checkpoint.fleet.restore_watch import RestoreWatch
 from dstl.crash_points import reach
 from dstl.errors import DstlError, TaskManagerLost
-from dstl.rpc.client import Address
 from dstl.rpc.codec import Call, R
 from dstl.rpc.fleet_messages import (
     Abort,
@@ -31,7 +29,7 @@ from dstl.rpc.messages import Assignment
 from dstl.rpc.protocol import Secret
 from dstl.store.retry_policy import STALL_S
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
-from handles.key_group import KeyGroupRange, range_of_partition
+from handles.key_group import range_of_partition
 from handles.segment_handle import SegmentHandle
 from materializer.restore.progress import ProgressListener
 
@@ -42,23 +40,6 @@ _log = logging.getLogger(__name__)
 
 class FleetChanged(TaskManagerLost):
     """A TaskManager was lost while the fleet was being prepared: nothing is lost with it, so it can be done again."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberInfo:
-    """A registered TaskManager, as others may see it.
-
-    Attributes:
-        member_id: Its name.
-        address: Where it serves.
-        pid: Its process id, on its own host.
-        key_groups: The key groups that it owns; None for a spare.
-    """
-
-    member_id: str
-    address: Address
-    pid: int
-    key_groups: KeyGroupRange | None
 
 
 class Fleet(Members):
@@ -215,11 +196,6 @@ class Fleet(Members):
     async def abort(self) -> None:
         """Tell every TaskManager that the checkpoint failed."""
         await asyncio.gather(*(self._tell(member, member.holds, Abort()) for member in self._owners()))
-
-    @property
-    def members(self) -> Sequence[MemberInfo]:
-        """The registered TaskManagers."""
-        return [MemberInfo(m.member_id, m.address, m.pid, m.key_groups) for m in self.all.values()]
 
     async def unnamed_bases(self) -> UnnamedBases:
         """Return how many materializations run or wait for a checkpoint to name them, on all TaskManagers together.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dstl.checkpoint.coordinator import CheckpointCoordinator
-from dstl.checkpoint.fleet.fleet import Fleet, MemberInfo
+from dstl.checkpoint.fleet.members import Member, Members
 from dstl.checkpoint.fleet.own_connections import OwnConnections
 from dstl.checkpoint.spark_commit import SparkExecution
 from dstl.checkpoint.state_catalogue import Registry, StateCatalogue
@@ -41,7 +41,7 @@ class Lookups:
     """
 
     connections: OwnConnections
-    fleet: Fleet
+    fleet: Members
     catalogue: StateCatalogue
     current: Callable[[], CheckpointCoordinator | None]
     execution: SparkExecution | None
@@ -104,10 +104,10 @@ class Lookups:
         """Close the connections. Idempotent."""
         self.connections.keep(())
 
-    def _owner(self, key_group: KeyGroup) -> MemberInfo:
-        members = self.fleet.members
-        self.connections.keep({each.member_id for each in members})
-        owner = next((each for each in members if each.key_groups is not None and key_group in each.key_groups), None)
+    def _owner(self, key_group: KeyGroup) -> Member:
+        members = self.fleet.all
+        self.connections.keep(members.keys())
+        owner = next((m for m in members.values() if m.key_groups is not None and key_group in m.key_groups), None)
         if owner is None:
             raise Unavailable(f"no TaskManager has key group {key_group} now: look up again when the query goes on")
         return owner

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from dstl.checkpoint.fleet.fleet import MemberInfo
+from dstl.checkpoint.fleet.members import Member, Members
 from dstl.checkpoint.fleet.own_connections import OwnConnections
 from dstl.errors import DstlError
 from dstl.metrics import Sample
@@ -29,7 +30,7 @@ class MemberMetrics:
         is_up: Whether it answered this poll.
     """
 
-    member: MemberInfo
+    member: Member
     sample: Sample
     is_up: bool
 
@@ -41,11 +42,11 @@ class MetricsPoll:
 
     Args:
         secret: The application's.
-        members: Returns who is registered.
+        members: Who is registered.
         host: The driver's own, where a TaskManager is called by its unix socket.
     """
 
-    def __init__(self, secret: Secret, members: Callable[[], Sequence[MemberInfo]], host: str) -> None:
+    def __init__(self, secret: Secret, members: Members, host: str) -> None:
         self._members = members
         self._connections = OwnConnections(secret, host)
         self._last: dict[str, Sample] = {}
@@ -58,9 +59,9 @@ class MetricsPoll:
         async with self._turn:
             now = asyncio.get_running_loop().time
             if now() - self._found_at >= _FRESH_S:
-                members = self._members()
-                self._forget({member.member_id for member in members})
-                self._found = list(await asyncio.gather(*map(self._read_one, members)))
+                members = dict(self._members.all)
+                self._forget(members.keys())
+                self._found = list(await asyncio.gather(*map(self._read_one, members.values())))
                 self._found_at = now()
             return self._found
 
@@ -68,12 +69,12 @@ class MetricsPoll:
         """Close the connections. Idempotent."""
         self._connections.keep(())
 
-    def _forget(self, members: set[str]) -> None:
+    def _forget(self, members: AbstractSet[str]) -> None:
         self._connections.keep(members)
         for gone in self._last.keys() - members:
             del self._last[gone]
 
-    async def _read_one(self, member: MemberInfo) -> MemberMetrics:
+    async def _read_one(self, member: Member) -> MemberMetrics:
         name, is_up = member.member_id, False
         try:
             async with asyncio.timeout(_ANSWER_S):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
-from dstl.checkpoint.fleet.fleet import MemberInfo
+from dstl.checkpoint.fleet.members import Member
 from dstl.rpc.async_connection import AsyncConnection
 from dstl.rpc.handshake import Role
 from dstl.rpc.protocol import Secret
@@ -28,7 +28,7 @@ class OwnConnections:
         self._opening = asyncio.Lock()
         self._open: dict[str, AsyncConnection] = {}
 
-    async def to(self, member: MemberInfo) -> AsyncConnection:
+    async def to(self, member: Member) -> AsyncConnection:
         """Return the connection to a TaskManager.
 
         Raises:

@@ -10,23 +10,14 @@ from pyspark.sql import Column, DataFrame
 from dstl.errors import Invalid
 from dstl.spark.operators.deduplication import define_deduplication
 from dstl.spark.operators.grouped_stream import GroupedStream, OperatorHost, grouping_columns
-from dstl.spark.task_definition import OperatorPlace, TaskDefinition
 
 
 class StatefulOperators(ABC):
     """Defines operators over DataFrames; a backend names them, expects their tasks and runs them."""
 
     @abstractmethod
-    def _check_open(self) -> None:
-        """Refuse a call to a backend that was closed."""
-
-    @abstractmethod
-    def _next_place(self, name: str | None, by: Sequence[str], parallelism: int | None) -> OperatorPlace:
-        """Return the checked name, grouping columns and parallelism of the operator that is being defined."""
-
-    @abstractmethod
-    def _run(self, keyed: DataFrame, definition: TaskDefinition) -> DataFrame:
-        """Expect the operator's tasks, bring the rows to their partitions and run them there."""
+    def _operator_host(self) -> OperatorHost:
+        """Return what takes operators; refuse a call to a backend that was closed."""
 
     def groupBy(self, df: DataFrame, *cols: str | Column | int | Sequence[str | Column | int]) -> GroupedStream:
         """Group a DataFrame as ``df.groupBy(*cols)`` does, to call PySpark's own methods on the result.
@@ -48,10 +39,10 @@ class StatefulOperators(ABC):
         Raises:
             Invalid: Something that is no grouping column.
         """
-        self._check_open()
+        host = self._operator_host()
         if not isinstance(df, DataFrame):
             raise Invalid(f"groupBy: the input is {type(df).__name__}, not a DataFrame")
-        return GroupedStream(self._host_of_operators(), df, grouping_columns(df, cols))
+        return GroupedStream(host, df, grouping_columns(df, cols))
 
     def dropDuplicates(
         self,
@@ -78,8 +69,9 @@ class StatefulOperators(ABC):
         Raises:
             Invalid: A column does not exist, a type is not supported, or a name is taken: refused here, not in a task.
         """
-        definition = define_deduplication(df, subset, self._next_place(name, (), parallelism), within_watermark=False)
-        return self._host_of_operators().run_marked(df, definition)
+        host = self._operator_host()
+        place = host.place_of(name, (), parallelism)
+        return host.run_marked(df, define_deduplication(df, subset, place, within_watermark=False))
 
     def dropDuplicatesWithinWatermark(
         self,
@@ -106,8 +98,6 @@ class StatefulOperators(ABC):
         Raises:
             Invalid: There is no watermark, a column does not exist, or as :meth:`dropDuplicates`.
         """
-        definition = define_deduplication(df, subset, self._next_place(name, (), parallelism), within_watermark=True)
-        return self._host_of_operators().run_marked(df, definition)
-
-    def _host_of_operators(self) -> OperatorHost:
-        return OperatorHost(self._next_place, self._run)
+        host = self._operator_host()
+        place = host.place_of(name, (), parallelism)
+        return host.run_marked(df, define_deduplication(df, subset, place, within_watermark=True))

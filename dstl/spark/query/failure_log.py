@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import sys
 import textwrap
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
@@ -20,6 +21,7 @@ from dstl.spark.cause import cause
 _log = logging.getLogger("dstl")
 _LONGEST = 500
 """Characters of a message: a few lines of a terminal. The whole of it is in the error."""
+_Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 _watched: set[str] = set()
 """Sessions, by Spark's id."""
 
@@ -50,10 +52,6 @@ class _FailureLog:
         """Names the Java interface for Py4J."""
 
         implements = ("org.apache.spark.sql.streaming.PythonStreamingQueryListener",)
-
-
-class _Hook(Protocol):
-    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None, /) -> object: ...
 
 
 def _print_last(

@@ -1,4 +1,4 @@
-"""One task attempt's view of its operator's state: bulk reads from, and writes to, the TaskManagers that own it."""
+"""The source of prior state: the parent checkpoint's content as one task attempt sees it, and where its changes go."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ _REQUEST_BYTES = 64 << 20
 """About how many bytes of keys one request holds: a fourth of the longest frame."""
 
 Entry = tuple[bytes, bytes]
+"""User key and value."""
+
 Timer = tuple[int, bytes, bytes]
+"""Key group, grouping key and user key (the expiry, eight bytes that sort as the time does)."""
 
 
 @dataclass(slots=True)
@@ -74,7 +77,10 @@ class _Read:
 
 
 class StateClient:
-    """The state source of a task (``dstl.state.task_input.StateSource``), over sockets. Not thread-safe.
+    """Reads, in bulk, and writes one operator's state at the TaskManagers that own it. One task's own; not thread-safe.
+
+    What is read does not change while the task runs: the parent checkpoint, without the task's own writes. Sequences
+    given together are of one length and belong together. Values are opaque bytes and never None; a missing one is None.
 
     What has nothing to tell is not waited for: the replies to :meth:`open` and :meth:`write` are looked at when a later
     read comes back, and by :meth:`flush`. An error among them is raised then, by that call and every later one.
@@ -139,7 +145,7 @@ class StateClient:
     def fetch_many(
         self, states: Sequence[int], key_groups: Sequence[int], keys: Sequence[bytes]
     ) -> list[list[bytes | None]]:
-        """Return, for each point state, the values of all keys."""
+        """Return, for each point state, the values of all keys: one round trip."""
         parts = self._split(key_groups, keys) if states else []
         found: list[list[list[bytes | None]]] = [[[] for _ in states] for _ in parts]
         self._read([self._read_of_many(tuple(states), *part, into) for part, into in zip(parts, found, strict=True)])
@@ -177,8 +183,8 @@ class StateClient:
 
         Args:
             state: The state's number.
-            key_groups: One per key.
-            keys: Binary, without nulls.
+            key_groups: One per key; fastest when they are sorted.
+            keys: Binary, without nulls, each key once.
         """
         parts: list[npt.NDArray[np.intp]] = []
         found: list[list[pa.Array]] = []
@@ -217,7 +223,12 @@ class StateClient:
     def fetch_entries(
         self, state: int, key_groups: Sequence[int], keys: Sequence[bytes], max_bytes: int
     ) -> list[list[Entry] | None]:
-        """Return all entries of each key; None where they are more than ``max_bytes``."""
+        """Return all entries of each key in the order of their user keys' bytes, in one round trip.
+
+        A key whose entries have more than ``max_bytes`` together is None: it is then read piece by piece. So may keys
+        at the end be once the reply itself has grown to several times ``max_bytes``, but never a key that fits when it
+        is asked for alone.
+        """
         result: list[list[Entry] | None] = [None] * len(keys)
         asked = [
             (owner, rows, self._send(owner, FetchEntries(*self._who, state, max_bytes, tuple(groups), tuple(part))))
@@ -235,14 +246,25 @@ class StateClient:
         return list(self._call(self._owner(key_group), asked).columns[0])
 
     def scan_entries(self, state: int, key_group: int, key: bytes, after: bytes | None, max_bytes: int) -> list[Entry]:
-        """Return the next entries of one key in user key order."""
+        """Return the next entries of one key in user-key order, strictly after ``after`` (None: from the first).
+
+        At least one if there is one; about ``max_bytes`` at most. Empty at the end.
+        """
         asked = ScanEntries(*self._who, state, key_group, max_bytes, key, after)
         return _pairs(self._call(self._owner(key_group), asked))[0] or []
 
     def scan_timers(
         self, state: int, key_groups: Sequence[int], until: bytes, after: Timer | None, limit: int
     ) -> list[Timer]:
-        """Return the next due timers of all owners, ordered by (expiry, key group, key)."""
+        """Return the next timers whose user key is at or below ``until``, ordered by (user key, key group, key).
+
+        Args:
+            state: The timers' state.
+            key_groups: The key groups of the partition.
+            until: Highest user key, included.
+            after: Last timer of the page before; None for the first page.
+            limit: Most timers to return; fewer mean that there are no more.
+        """
         asked = []
         for owner, (owned, _) in enumerate(self._owners):
             groups = tuple(group for group in key_groups if group in owned)
@@ -258,7 +280,15 @@ class StateClient:
     def fetch_due(
         self, state: int, key_groups: Sequence[int], place: ExpiryPlace, until: int, *, with_values: bool
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the entries of a point state that are due, as batches of ``ENTRY_COLUMNS``."""
+        """Yield the entries of a point state that are due, each once, as batches of ``ENTRY_COLUMNS``.
+
+        Args:
+            state: The state's number.
+            key_groups: Where to look.
+            place: Where an entry's time stands.
+            until: Due is a time at or below this; its unit is that of the entries.
+            with_values: Whether values are wanted; without, they are empty.
+        """
         for owner, (owned, _) in enumerate(self._owners):
             groups = tuple(group for group in key_groups if group in owned)
             taken, more = 0, bool(groups)
