@@ -19,18 +19,16 @@ from echo_service import SECRET, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dstl.errors import AccessDenied, CorruptData, DstlError, Fenced, Invalid, Unavailable
+from dstl.errors import AccessDenied, CorruptData, Fenced, Invalid, Unavailable
 from dstl.process.launch_spec import LaunchSpec
 from dstl.rpc.client import MAX_IN_FLIGHT, Address, Connection
 from dstl.rpc.handshake import NONCE_BYTES, ClientHandshake, Role, ServerHandshake
 from dstl.rpc.protocol import (
     MAX_FRAME,
     MAX_HANDSHAKE,
-    PREFIX_BYTES,
     Secret,
     decode_body,
     encode_frame,
-    error_reply,
     frame_length,
     raise_for,
 )
@@ -48,19 +46,6 @@ def test_no_buffer_of_a_frame_is_empty_for_python_3_12_polls_for_ever_behind_one
     """A TaskManager took a whole core, and its connections were never closed."""
     assert all(map(len, encode_frame({})))
     assert all(map(len, encode_frame({}, memoryview(b""))))
-
-
-@given(
-    st.dictionaries(st.text(max_size=8), st.one_of(st.integers(-(2**63), 2**63), st.binary(), st.none()), max_size=5),
-    st.binary(max_size=200),
-)
-@settings(deadline=None, max_examples=60)
-def test_a_frame_comes_back_as_it_was(header: dict[str, object], payload: bytes) -> None:
-    data = frame(header, payload)
-    length = frame_length(data[:PREFIX_BYTES])
-    assert length == len(data) - PREFIX_BYTES
-    back, rest = decode_body(data[PREFIX_BYTES:])
-    assert (back, bytes(rest)) == (header, payload)
 
 
 @given(st.binary(max_size=300))
@@ -127,14 +112,6 @@ def test_a_message_above_the_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) 
     assert encode_frame({}, b"\0" * 90)
     with pytest.raises(Invalid, match="send it in parts"):
         encode_frame({}, b"\0" * 100)
-
-
-def test_errors_cross_the_wire_with_their_kind() -> None:
-    with pytest.raises(Fenced, match=r"^over$"):
-        raise_for(error_reply(Fenced("over")))
-    with pytest.raises(DstlError, match=r"KeyError: 'x'"):
-        raise_for(error_reply(KeyError("x")))
-    raise_for({"ok": 1})
 
 
 @pytest.mark.parametrize("error", [5, [], ["Fenced"], ["Fenced", b"x"], "Fenced", {"Fenced": 1}])

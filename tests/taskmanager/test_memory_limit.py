@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dstl.changelog.storage import StateChangelogStorage
-from dstl.errors import Closed, StateTooLarge, error_from_wire, error_to_wire
+from dstl.errors import Closed, StateTooLarge
 from dstl.options import BatchingOptions, MemoryOptions
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager.config import TaskManagerConfig
@@ -47,12 +47,6 @@ def test_small_writes_are_looked_at_together():
     limit.check(1, "it")
     assert not limit.is_due(MB // 2)
     assert limit.is_due(MB // 2)
-
-
-def test_error_keeps_its_kind_on_the_wire_and_a_restart_does_not_help():
-    error = error_from_wire(*error_to_wire(StateTooLarge("it")))
-    assert isinstance(error, StateTooLarge)
-    assert not error.restartable
 
 
 def test_memory_is_that_of_the_container_where_it_has_less(tmp_path: Path):
