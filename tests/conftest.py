@@ -5,7 +5,7 @@ import random
 import shutil
 from collections.abc import Iterator
 from importlib.metadata import version
-from itertools import groupby
+from itertools import cycle, groupby
 from pathlib import Path
 
 import hypothesis
@@ -117,17 +117,28 @@ def _draw(items: list[pytest.Item]) -> None:
 def _order(items: list[pytest.Item]) -> None:
     """Put what takes long before what does not, in each process's share of the tests.
 
-    Each process begins with its share, and one that has ended takes over from the end of another's.
+    Each process begins with its share, and one that has ended takes over from the end of another's. One process has no
+    session of Spark's, which costs half a minute of a core before it is as quick as the others: it begins with the
+    tests that start JVMs of their own.
     """
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    slow = [item for item in items if item.get_closest_marker("spark")]
-    quick = [item for item in items if not item.get_closest_marker("spark")]
-    files = list(dict.fromkeys(item.path for item in slow))
-    files.sort(key=lambda path: LONGEST.index(path.name) if path.name in LONGEST else len(LONGEST))
+    shares: list[list[pytest.Item]] = [[] for _ in range(processes)]
+    by_file: dict[tuple[Path, bool], list[pytest.Item]] = {}
+    quick = []
+    for item in items:
+        if item.get_closest_marker("spark"):
+            has_session = isinstance(item, pytest.Function) and "spark" in item.fixturenames
+            by_file.setdefault((item.path, has_session), []).append(item)
+        else:
+            quick.append(item)
+    files = sorted(by_file, key=lambda file: LONGEST.index(file[0].name) if file[0].name in LONGEST else len(LONGEST))
+    with_sessions = cycle(shares[: max(1, processes - 1)])
+    for path, has_session in files:
+        share = next(with_sessions) if has_session else shares[-1]
+        share += by_file[path, has_session]
     size = len(items) // processes
     items.clear()
-    for number in range(processes):
-        mine = [item for path in files[number::processes] for item in slow if item.path == path]
-        rest = len(quick) if number == processes - 1 else max(0, size - len(mine))
-        items += mine + quick[:rest]
+    for share in shares:
+        rest = len(quick) if share is shares[-1] else max(0, size - len(share))
+        items += share + quick[:rest]
         del quick[:rest]

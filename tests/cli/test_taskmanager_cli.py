@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from dstl.checkpoint.fleet.resource_manager import ExecutorHosts
 from dstl.checkpoint.service import CoordinatorService
+from dstl.cli import application
 from dstl.errors import Invalid
 from dstl.rpc.client import Address
 from dstl.rpc.protocol import Secret
@@ -151,14 +153,14 @@ async def test_without_a_coordinator_it_says_so_after_its_wait() -> None:
         (["--wait", "soon"], {"DSTL_SECRET": CANARY}, "not a duration"),
     ],
 )
-async def test_what_is_wrong_is_refused_without_a_secret_in_sight(
+def test_what_is_wrong_is_refused_without_a_secret_in_sight(
     arguments: list[str], environment: dict[str, Any], reason: str
 ) -> None:
-    code, _, said = await ended(start("127.0.0.1:1", *arguments, **{"DSTL_SECRET": "", **environment}))
-    assert code == 2
-    assert reason in said
-    assert "canary" not in said
-    assert "Traceback" not in said
+    command = ["taskmanager", "--coordinator", "127.0.0.1:1", *arguments]
+    done = CliRunner(env={"DSTL_SECRET": "", **environment}).invoke(application(), command)
+    assert done.exit_code == 2
+    assert reason in done.stderr
+    assert "canary" not in done.output
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])

@@ -1,6 +1,6 @@
 """Pages of the documentation: blocks that are not run, errors that have an entry, links that lead somewhere.
 
-``tests/spark/test_documentation.py`` runs the blocks.
+``tests/spark/test_examples.py`` runs the blocks.
 """
 
 import os

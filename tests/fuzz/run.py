@@ -1,7 +1,7 @@
 """``PYTHONPATH=tests python -m fuzz.run [--target T] [--executions N] [--journal FILE]``: the long form of fuzzing.
 
 An input that raises anything but an error of ``dstl.errors``, takes a second or more than 256 MiB, is written to
-``tests/fuzz/corpus/TARGET/``, from where ``test_decoders.py`` runs it for ever. Executions come in chunks, each with
+``tests/fuzz/corpus/TARGET/``, from where ``test_fuzz_page.py`` runs it for ever. Executions come in chunks, each with
 inputs of its own; with a journal a run that was stopped goes on behind the last whole chunk, with the journal's seed.
 """
 

@@ -30,7 +30,6 @@ MODULES: dict[str, list[str]] = {
         "tests/changelog/test_storage.py",
         "tests/changelog/test_flink_defects.py",
         "tests/changelog/test_storage_model.py",
-        "tests/changelog/test_writer.py",
     ],
     "dstl/checkpoint/record_frame.py": ["tests/checkpoint/test_record_frame.py"],
     "dstl/checkpoint/finished_attempts.py": ["tests/checkpoint/test_finished_attempts.py"],

@@ -1,32 +1,38 @@
 """Frames, handshake and secrets: what a stranger may send, and what nobody may see."""
 
+import asyncio
+import contextlib
 import copy
 import io
 import logging
+import os
 import pickle
 import struct
+import threading
 import traceback
+from collections.abc import Callable
+from typing import Any
 
 import msgpack
 import pytest
+from echo_service import SECRET, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dstl.errors import AccessDenied, CorruptData, DstlError, Fenced, Invalid
+from dstl.errors import AccessDenied, CorruptData, Fenced, Invalid, Unavailable
 from dstl.process.launch_spec import LaunchSpec
-from dstl.rpc.client import Address
+from dstl.rpc.client import MAX_IN_FLIGHT, Address, Connection
 from dstl.rpc.handshake import NONCE_BYTES, ClientHandshake, Role, ServerHandshake
 from dstl.rpc.protocol import (
     MAX_FRAME,
     MAX_HANDSHAKE,
-    PREFIX_BYTES,
     Secret,
     decode_body,
     encode_frame,
-    error_reply,
     frame_length,
     raise_for,
 )
+from worlds.echo import Echo, Fail, Wait
 
 WORKER = Role.WORKER
 CANARY = b"canary-0123456789abcdef"
@@ -40,19 +46,6 @@ def test_no_buffer_of_a_frame_is_empty_for_python_3_12_polls_for_ever_behind_one
     """A TaskManager took a whole core, and its connections were never closed."""
     assert all(map(len, encode_frame({})))
     assert all(map(len, encode_frame({}, memoryview(b""))))
-
-
-@given(
-    st.dictionaries(st.text(max_size=8), st.one_of(st.integers(-(2**63), 2**63), st.binary(), st.none()), max_size=5),
-    st.binary(max_size=200),
-)
-@settings(deadline=None, max_examples=60)
-def test_a_frame_comes_back_as_it_was(header: dict[str, object], payload: bytes) -> None:
-    data = frame(header, payload)
-    length = frame_length(data[:PREFIX_BYTES])
-    assert length == len(data) - PREFIX_BYTES
-    back, rest = decode_body(data[PREFIX_BYTES:])
-    assert (back, bytes(rest)) == (header, payload)
 
 
 @given(st.binary(max_size=300))
@@ -119,14 +112,6 @@ def test_a_message_above_the_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) 
     assert encode_frame({}, b"\0" * 90)
     with pytest.raises(Invalid, match="send it in parts"):
         encode_frame({}, b"\0" * 100)
-
-
-def test_errors_cross_the_wire_with_their_kind() -> None:
-    with pytest.raises(Fenced, match=r"^over$"):
-        raise_for(error_reply(Fenced("over")))
-    with pytest.raises(DstlError, match=r"KeyError: 'x'"):
-        raise_for(error_reply(KeyError("x")))
-    raise_for({"ok": 1})
 
 
 @pytest.mark.parametrize("error", [5, [], ["Fenced"], ["Fenced", b"x"], "Fenced", {"Fenced": 1}])
@@ -218,3 +203,108 @@ def test_the_secret_survives_what_spark_does_to_a_closure_and_the_pipe_to_a_chil
     back = LaunchSpec.from_line(line)
     assert back.secret.reveal() == CANARY
     assert (back.coordinator, back.bind, back.detached) == (config.coordinator, "h", False)
+
+
+PATIENCE_S = 20.0
+
+
+async def in_worker(work: Callable[[Connection], None], address: Address, timeout: float = PATIENCE_S) -> None:
+    """Do a worker's part in a thread, on a connection of its own."""
+
+    def run() -> None:
+        connection = Connection(address, SECRET, timeout=timeout)
+        try:
+            work(connection)
+        finally:
+            connection.close()
+
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.to_thread(run)
+
+
+async def test_replies_come_in_the_order_of_the_requests_whatever_is_asked_for_first() -> None:
+    async with serving() as (_, service, address):
+
+        def work(connection: Connection) -> None:
+            pending = [connection.send(Echo(n, b"%d" % n)) for n in range(10)]
+            assert connection.in_flight == 10
+            assert (pending[4].result().n, connection.in_flight) == (4, 5)
+            assert [each.is_done for each in pending] == [True] * 5 + [False] * 5
+            assert connection.call(Echo(10)).n == 10
+            assert [bytes(each.result().data) for each in pending] == [b"%d" % n for n in range(10)]
+            assert connection.in_flight == 0
+
+        await in_worker(work, address)
+        assert service.seen == [f"echo {n}" for n in range(11)]
+
+
+async def test_an_error_is_its_own_requests_alone_and_is_raised_as_often_as_it_is_asked_for() -> None:
+    async with serving() as (_, _, address):
+
+        def work(connection: Connection) -> None:
+            before, failing, behind = connection.send(Echo(1)), connection.send(Fail()), connection.send(Echo(2))
+            assert behind.result().n == 2
+            for _ in range(2):
+                with pytest.raises(Fenced, match="no longer yours"):
+                    failing.result()
+            assert before.result().n == 1
+            assert not connection.is_broken
+
+        await in_worker(work, address)
+
+
+@pytest.mark.parametrize("unix", [True, False])
+async def test_large_frames_in_both_directions_at_once_pass_each_other(unix: bool, tmp_path: Any) -> None:
+    """The server reads nothing while its reply does not fit the buffers, so the client reads while it sends."""
+    path = f"/tmp/p{os.getpid()}-{threading.get_ident() % 1000}" if unix else ""
+    payload = os.urandom(16 << 20)
+    async with serving(path) as (_, _, address):
+
+        def work(connection: Connection) -> None:
+            pending = [connection.send(Echo(n, payload)) for n in range(6)]
+            for n, each in enumerate(pending):
+                reply = each.result()
+                assert reply.n == n
+                assert bytes(reply.data) == payload
+
+        await in_worker(work, address)
+    if unix:
+        with contextlib.suppress(FileNotFoundError):  # from Python 3.13 on, asyncio has removed it
+            os.unlink(path)
+
+
+async def test_so_many_requests_are_in_flight_and_no_more() -> None:
+    async with serving() as (_, service, address):
+        loop = asyncio.get_running_loop()
+
+        def work(connection: Connection) -> None:
+            connection.send(Wait())
+            for n in range(MAX_IN_FLIGHT - 1):
+                connection.send(Echo(n))
+            assert connection.in_flight == MAX_IN_FLIGHT
+            threading.Timer(0.2, loop.call_soon_threadsafe, (service.release.set,)).start()
+            last = connection.send(Echo(99))
+            assert service.release.is_set(), "it did not wait for a reply"
+            assert connection.in_flight == MAX_IN_FLIGHT
+            assert last.result().n == 99
+
+        await in_worker(work, address)
+
+
+async def test_a_connection_that_breaks_leaves_no_request_without_an_error() -> None:
+    async with serving() as (_, service, address):
+
+        def work(connection: Connection) -> None:
+            answered = connection.send(Echo(1))
+            assert answered.result().n == 1
+            waiting = [connection.send(Wait()), connection.send(Echo(2)), connection.send(Echo(3))]
+            for each in (waiting[1], waiting[0], waiting[2], waiting[1]):
+                with pytest.raises(Unavailable, match="broke during wait"):
+                    each.result()
+            assert connection.is_broken
+            with pytest.raises(Unavailable):
+                connection.send(Echo(4))
+            assert answered.result().n == 1
+
+        await in_worker(work, address, timeout=0.3)
+        service.release.set()

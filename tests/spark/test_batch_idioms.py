@@ -289,7 +289,7 @@ def committed(root: str) -> list[int]:
     return asyncio.run(read())
 
 
-@pytest.mark.drawn(11)
+@pytest.mark.drawn(6)
 @pytest.mark.usefixtures("one_partition")
 @pytest.mark.parametrize("name", IDIOMS)
 def test_every_idiom_keeps_state_and_output_or_is_refused_before_spark_commits(home: Home, name: str) -> None:

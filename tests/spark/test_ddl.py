@@ -91,7 +91,7 @@ def test_text_is_the_schema_that_spark_reads(ddl: str, expected: list[StructFiel
         "a interval day to year",
         "a;int",
         "struct<a:int> x y",
-        pytest.param("a " + "array<" * 1_500 + "int" + ">" * 1_500, id="deep"),
+        pytest.param("a " + "array<" * 1_000 + "int" + ">" * 1_000, id="deep"),
     ],
 )
 def test_text_that_is_no_schema_is_refused(ddl: str) -> None:

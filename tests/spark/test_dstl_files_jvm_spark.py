@@ -12,19 +12,15 @@ from home import Home
 from dstl.jvm.build import spark_jars
 from dstl.spark import jar_path
 from worlds.driver_process import LOCAL
+from worlds.java import compiled
 
 SOURCE = Path(__file__).with_name("java") / "CountJob.java"
 BATCHES, ROWS, KEYS = 3, 40, 5
 
 
 def test_two_queries_of_a_java_job_count_on_over_a_restart_and_are_read_from_another_application(home: Home) -> None:
-    jars = spark_jars()
     classes = home.path / "classes"
-    subprocess.run(
-        ["javac", "--release", "17", "-cp", f"{jars}/*", "-d", str(classes), str(SOURCE)],
-        check=True,
-        capture_output=True,
-    )
+    compiled(SOURCE, classes)
     job = Path(shutil.make_archive(str(home.path / "job"), "zip", classes)).rename(home.path / "job.jar")
     source = home.stream("k string, v long")
     rows = [[{"k": f"k{(i + b) % KEYS}", "v": i * b} for i in range(ROWS)] for b in range(BATCHES)]

@@ -172,7 +172,7 @@ def behind_a_union(grouped: Grouped, _: Callable[..., Any], df: DataFrame, other
 
 
 @batch_by_batch
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("query", [aggregates_in_a_row, behind_a_join, behind_an_unbounded_join, behind_a_union])
 def test_aggregates_behind_other_operators_are_as_sparks_batch_by_batch_over_a_restart(
     query: Callable[..., DataFrame], home: Home, seed: int

@@ -68,12 +68,32 @@ BATCHES = [
 ]
 
 
-def state_at(backend: StateBackend, spark: SparkSession, name: str, checkpoint: int) -> dict[Any, Any]:
-    """Return the rows of a state by key and user key or expiry; of a list the elements of each key."""
-    found: dict[Any, Any] = {}
-    for row in backend.read_state(spark, name, checkpoint=checkpoint).collect():
-        found = changed(found, name, "put", row)
-    return found
+class States:
+    """The states of a backend's checkpoints, each of which is read once.
+
+    Of a state its rows by key and user key or expiry; of a list the elements of each key.
+    """
+
+    def __init__(self, backend: StateBackend, spark: SparkSession) -> None:
+        self.backend, self.spark = backend, spark
+        self._known: dict[tuple[str, int], dict[Any, Any]] = {}
+
+    def at(self, name: str, checkpoint: int) -> dict[Any, Any]:
+        if (name, checkpoint) not in self._known:
+            found: dict[Any, Any] = {}
+            for row in self.backend.read_state(self.spark, name, checkpoint=checkpoint).collect():
+                found = changed(found, name, "put", row)
+            self._known[name, checkpoint] = found
+        return self._known[name, checkpoint]
+
+    def check(self, name: str, after: int, to: int) -> list[Row]:
+        """Return the changes between two checkpoints, which are all that makes the later one of the earlier."""
+        changes = self.backend.read_changes(self.spark, name, after, to).collect()
+        found = self.at(name, after) if after else {}
+        for row in changes:
+            found = changed(found, name, row.change, row)
+        assert found == self.at(name, to), (name, after, to, changes)
+        return changes
 
 
 def changed(rows: dict[Any, Any], name: str, change: str, row: Row) -> dict[Any, Any]:
@@ -89,16 +109,6 @@ def changed(rows: dict[Any, Any], name: str, change: str, row: Row) -> dict[Any,
         assert row.asDict().get("value") is None
         return {place: held for place, held in rows.items() if place != (key, part)}
     return {**rows, (key, part): value}
-
-
-def check(backend: StateBackend, spark: SparkSession, name: str, after: int, to: int) -> list[Row]:
-    before = state_at(backend, spark, name, after) if after else {}
-    changes = backend.read_changes(spark, name, after, to).collect()
-    found = before
-    for row in changes:
-        found = changed(found, name, row.change, row)
-    assert found == state_at(backend, spark, name, to), (name, after, to, changes)
-    return changes
 
 
 def test_a_checkpoint_and_the_changes_behind_it_are_a_later_one(home: Home) -> None:
@@ -135,20 +145,21 @@ def test_a_checkpoint_and_the_changes_behind_it_are_a_later_one(home: Home) -> N
 
     def look_at_log(backend: StateBackend) -> None:
         assert len(checkpoints) == len(BATCHES)
+        states = States(backend, home.spark)
         for name in STATES:
             for after in (0, *checkpoints[:-1]):
-                check(backend, home.spark, name, after, checkpoints[-1])
-            check(backend, home.spark, name, checkpoints[1], checkpoints[3])
+                states.check(name, after, checkpoints[-1])
+            states.check(name, checkpoints[1], checkpoints[3])
         # What has not changed is no row, and each has its keys.
-        (row,) = check(backend, home.spark, "total", checkpoints[-2], checkpoints[-1])
+        (row,) = states.check("total", checkpoints[-2], checkpoints[-1])
         assert row == Row(change="put", key=Row(k="e"), value=Row(total=7))
-        found = check(backend, home.spark, "elements", checkpoints[1], checkpoints[2])
+        found = states.check("elements", checkpoints[1], checkpoints[2])
         assert sorted(found, key=repr) == [
             Row(change="clear", key=Row(k="a"), value=None),
             Row(change="put", key=Row(k="a"), value=Row(v=-2)),
             Row(change="put", key=Row(k="c"), value=Row(v=9)),
         ]
-        found = check(backend, home.spark, "signs", checkpoints[1], checkpoints[2])
+        found = states.check("signs", checkpoints[1], checkpoints[2])
         assert Row(change="delete", key=Row(k="a"), user_key=Row(odd=False, v=2), value=None) in found
         with pytest.raises(Invalid, match="no state 'nope'"):
             backend.read_changes(home.spark, "nope", checkpoints[0])
@@ -185,16 +196,17 @@ def test_a_checkpoint_and_the_changes_behind_it_are_a_later_one(home: Home) -> N
     )
 
     def look_at_both(backend: StateBackend) -> None:
+        states = States(backend, home.spark)
         for name in STATES:
-            changes = check(backend, home.spark, name, first, checkpoints[-1])
-            before = state_at(backend, home.spark, name, first)
+            changes = states.check(name, first, checkpoints[-1])
+            before = states.at(name, first)
             for row in changes:
                 if name not in ("elements", "$timers") and row.change == "put":
                     assert changed(before, name, "put", row) != before, "a row that is the same is no change"
 
     # Bases come, and the log behind the first checkpoints goes; these stay.
     look = lambda backend: None  # noqa: E731
-    busy = MaterializationOptions(interval_s=0.1, min_pause_s=0, generations=1, log_to_state_ratio=0.1)
+    busy = MaterializationOptions(interval_s=0.1, min_pause_s=0, min_log_bytes=1, generations=1, log_to_state_ratio=0.1)
     for _ in range(15):
         run([[("z", 1), ("a", 1)]] * 3, materialization=busy)
         done = command("--state", "total", "--from", str(first), "--json")

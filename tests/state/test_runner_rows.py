@@ -6,10 +6,14 @@ import pickle
 import pandas as pd
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyspark.sql import Row
+from pyspark.sql.types import ArrayType, IntegerType, MapType, StringType, StructField, StructType
 
 from dstl.errors import Invalid
 from dstl.state.frames.frame_writer import FrameWriter
+from dstl.state.frames.row_reader import python_values, row_class, rows_of
 from dstl.state.frames.row_writer import RowWriter
 from worlds.ddl import parse_ddl
 from worlds.runner import Job, Seen, batches_of
@@ -141,3 +145,83 @@ def test_a_wrong_output_names_operator_and_column(row, message):
     with pytest.raises(Invalid, match="operator 'op'") as caught:
         Job(Yields).run(batches_of([{"k": "a", "op": "", "n": 0}], 5))
     assert message in str(caught.value)
+
+
+INNER = StructType([StructField("x", IntegerType(), False), StructField("y", StringType())])
+
+
+def schema(kind, nullable=True):
+    return StructType([StructField("k", StringType()), StructField("v", kind, nullable)])
+
+
+CASES = [
+    (schema(IntegerType(), False), 1, None, "column 'v'"),
+    (schema(StringType(), False), "", None, "column 'v'"),
+    (schema(INNER), {"x": 1, "y": None}, {"x": None, "y": "a"}, ".x of column 'v'"),
+    (schema(ArrayType(IntegerType(), False)), [1], [1, None], "[] of column 'v'"),
+    (schema(ArrayType(INNER)), [None, {"x": 1, "y": None}], [{"x": None, "y": None}], "[].x of column 'v'"),
+    (schema(MapType(StringType(), IntegerType(), False)), {"a": 1}, {"a": 1, "b": None}, "[] of column 'v'"),
+    (
+        schema(MapType(StringType(), StructType([StructField("l", ArrayType(StringType(), False))]))),
+        {"a": None, "b": {"l": None}, "c": {"l": ["z"]}},
+        {"a": None, "b": {"l": ["z", None]}},
+        "[].l[] of column 'v'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("of", "right", "wrong", "where"), CASES)
+@pytest.mark.parametrize("style", ["row", "pandas"])
+def test_a_null_that_the_schema_rules_out_is_refused_and_no_other(of, right, wrong, where, style):
+    def write(*values):
+        if style == "row":
+            return RowWriter(of, "op").batches([Row(k=None, v=value) for value in values])
+        return FrameWriter(of, "op").batches([pd.DataFrame({"k": [None], "v": [value]}) for value in values])
+
+    rights = [right, None, right] if of["v"].nullable else [right, right]
+    (batch,) = write(*rights)
+    assert batch.num_rows == len(rights)
+    for values in ([wrong], [right, wrong], [wrong, right]):
+        with pytest.raises(Invalid) as raised:
+            write(*values)
+        assert f"operator 'op' yielded a null in {where}, which is NOT NULL" in str(raised.value)
+
+
+ZONES = [None, "UTC", "+00:00", "America/New_York", "Europe/London", "Australia/Lord_Howe", "Asia/Kolkata", "+05:30"]
+INSTANTS = st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999) | st.integers(-(10**15), 2 * 10**15)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.none() | INSTANTS, max_size=4), st.sampled_from(ZONES))
+def test_timestamps_are_what_arrow_makes_one_by_one(instants, zone):
+    column = pa.array(instants, pa.timestamp("us", zone))
+    try:
+        expected = [one.as_py() for one in column]
+    except (ValueError, OverflowError) as error:  # year 0 or 10000 in the zone
+        with pytest.raises(type(error)):
+            python_values(column)
+        return
+    found = python_values(column)
+    assert found == expected
+    assert [repr(one) for one in found] == [repr(one) for one in expected]
+
+
+def test_the_hour_that_comes_twice():
+    first = 1604206800 * 10**6  # 2020-11-01 05:00 UTC: 01:00 in New York, for the first time
+    column = pa.array([first, first + 3600 * 10**6], pa.timestamp("us", "America/New_York"))
+    one, two = python_values(column)
+    assert (one.hour, one.fold, two.hour, two.fold) == (1, 0, 1, 1)
+    assert two.timestamp() - one.timestamp() == 3600
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.none() | st.dates(datetime.date.min, datetime.date.max), max_size=4))
+def test_dates_are_what_arrow_makes_one_by_one(dates):
+    assert python_values(pa.array(dates, pa.date32())) == dates
+
+
+def test_a_row_with_two_columns_of_one_name_is_read_as_pysparks():
+    (row,) = rows_of(("a", "a", "class", "x y"), [[1], [2], [3], [4]])
+    assert (row.a, row["a"], row[1], row["x y"], getattr(row, "class")) == (1, 1, 2, 4, 3)
+    assert repr(row) == "Row(a=1, a=2, class=3, x y=4)"
+    assert row_class(("a",)) is row_class(("a",))

@@ -6,8 +6,11 @@ import contextlib
 import datetime
 import decimal
 import math
+import random
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -41,6 +44,8 @@ from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.codec.value_columns import ValueColumns, without_expired
 from dstl.state.frames.row_writer import arrow_schema
+from dstl.state.vectorised.exact_sums import exact_sums
+from dstl.state.vectorised.time_windows import TimeWindows, Windows, merge_sessions
 
 INSTANT = st.datetimes(datetime.datetime(1, 1, 2), datetime.datetime(9999, 12, 30), timezones=st.just(datetime.UTC))
 DECIMAL = DecimalType(38, 4)
@@ -223,3 +228,75 @@ def test_a_null_in_a_required_field_is_refused() -> None:
     columns = ValueColumns("s", [StructType([StructField("n", LongType(), nullable=False)])])
     with pytest.raises(Invalid, match="'n' of state 's' is declared NOT NULL"):
         columns.encode(pa.record_batch([pa.array([1, None])], names=["n"]))
+
+
+ODD = (0.0, -0.0, 1e300, -1e300, 5e-324, 1e-310)
+ODDEST = (*ODD, 1e308, -1e308, math.inf, -math.inf, math.nan)
+
+
+def number(rng: random.Random) -> float:
+    if rng.random() < 0.1:
+        return rng.choice(ODDEST if rng.random() < 0.3 else ODD)
+    return rng.uniform(-1, 1) * 10.0 ** rng.randrange(-20, 20)
+
+
+def sums(rows: list[tuple[int, float]], count: int) -> list[bytes]:
+    found = exact_sums(np.array([x for _, x in rows], float), np.array([g for g, _ in rows], np.int64), count)
+    return [each.tobytes() for each in found]
+
+
+def test_a_sum_depends_neither_on_the_order_of_its_rows_nor_on_other_groups(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(500):
+        groups = [[number(rng) for _ in range(rng.randrange(0, 9))] for _ in range(rng.randrange(1, 6))]
+        rows = [(group, x) for group, xs in enumerate(groups) for x in xs]
+        found = sums(rows, len(groups))
+        rng.shuffle(rows)
+        assert sums(rows, len(groups)) == found
+        assert [sums([(0, x) for x in xs], 1)[0] for xs in groups] == found
+
+
+def test_a_sum_is_as_close_as_one_rounding_of_its_largest_number_allows(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(500):
+        xs = [rng.uniform(-1, 1) * 10.0 ** rng.randrange(-20, 20) for _ in range(rng.randrange(3, 40))]
+        (found,) = exact_sums(np.array(xs), np.zeros(len(xs), np.int64), 1)
+        assert abs(found - float(sum(map(Fraction, xs)))) <= 4 * math.ulp(max(map(abs, xs)))
+
+
+def windows_of(moment: int, windows: TimeWindows) -> set[int]:
+    """Spark's own: the last start at or before the moment, and those before it that still reach it."""
+    last = moment - (moment - windows.offset) % windows.slide
+    starts = (last - i * windows.slide for i in range(-(-windows.size // windows.slide)))
+    return {start for start in starts if start <= moment < start + windows.size}
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-200, 200), min_size=1), st.integers(1, 40), st.data())
+def test_windows_are_those_of_sparks_formula(moments: list[int], size: int, data: st.DataObject) -> None:
+    windows = TimeWindows(size, data.draw(st.integers(1, size)), data.draw(st.integers(-50, 50)))
+    panes = windows.panes(np.array(moments, np.int64))
+    assert all(pane <= moment < pane + windows.pane for pane, moment in zip(panes, moments, strict=True))
+    rows, starts = windows.windows_of(panes)
+    for at, moment in enumerate(moments):
+        found = starts[rows == at].tolist()
+        assert len(found) == len(set(found))
+        assert set(found) == windows_of(moment, windows)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-50, 50), st.integers(1, 12))))
+def test_sessions_are_unions_of_what_touches(pieces: list[tuple[int, int, int]]) -> None:
+    keys, starts, lengths = (np.array(each, np.int64) for each in (zip(*pieces, strict=True) if pieces else ([],) * 3))
+    order, of_piece, sessions = merge_sessions(Windows(keys, starts, starts + lengths))
+    assert sorted(order.tolist()) == list(range(len(pieces)))
+    expected: list[tuple[int, int, int]] = []
+    for key, start, end in sorted((k, s, s + n) for k, s, n in pieces):
+        if expected and expected[-1][0] == key and start <= expected[-1][2]:
+            expected[-1] = (key, expected[-1][1], max(end, expected[-1][2]))
+        else:
+            expected.append((key, start, end))
+    assert list(zip(sessions.keys, sessions.starts, sessions.ends, strict=True)) == expected
+    for at, session in zip(order, of_piece, strict=True):
+        assert sessions.keys[session] == keys[at]
+        assert sessions.starts[session] <= starts[at] < sessions.ends[session]

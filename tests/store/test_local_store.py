@@ -3,19 +3,23 @@
 import asyncio
 import errno
 import os
+import random
 import shutil
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dstl.errors import AccessDenied, Invalid, ObjectExists, ObjectNotFound, OutcomeUnknown, Unavailable
-from dstl.store import LocalStore
+from dstl.errors import AccessDenied, DstlError, Invalid, ObjectExists, ObjectNotFound, OutcomeUnknown, Unavailable
+from dstl.store import LocalStore, ObjectStore, local
+from worlds.power_cut import Machine
+from worlds.store_contract import StoreContract
 
 
 @pytest.fixture
@@ -279,3 +283,79 @@ def test_processes_that_race_share_the_names_among_them(root: Path) -> None:
     held = [(root / "race" / str(number)).read_bytes() for number in range(names)]
     assert all(body == body[:1] * 1000 for body in held)
     assert won == [sum(body[:1] == str(me).encode() for body in held) for me in range(3)]
+
+
+class TestLocalStore(StoreContract):
+    @pytest.fixture
+    async def store(self, tmp_path: Path) -> AsyncIterator[ObjectStore]:
+        store = LocalStore(tmp_path / "not" / "yet" / "there")
+        yield store
+        await store.close()
+
+
+NAMES = [f"{folder}/{number}" for folder in ("manifests", "ab/query/writer", "savepoints/x") for number in range(4)]
+
+
+def body(rng: random.Random) -> bytes:
+    return rng.randbytes(rng.choice([1, 100, 70_000]))
+
+
+async def work(store: LocalStore, rng: random.Random) -> dict[str, set[bytes | None]]:
+    """Put and delete until the power goes; return what each object may be afterwards."""
+    may_be: dict[str, set[bytes | None]] = defaultdict(lambda: {None})
+    for _ in range(40):
+        name, data, kind = rng.choice(NAMES), body(rng), rng.random()
+        before = may_be[name]
+        try:
+            if kind < 0.6:
+                # Until it is said to be stored, it may be there or not.
+                may_be[name] = before | {data}
+                await store.put(name, data, if_absent=True)
+                may_be[name] = {data}
+            elif kind < 0.8:
+                may_be[name] = before | {data}
+                await store.put(name, data)
+                may_be[name] = {data}
+            else:
+                may_be[name] = before | {None}
+                await store.delete([name])
+                may_be[name] = {None}
+        except ObjectExists:
+            may_be[name] = before
+        except DstlError:
+            break
+    return may_be
+
+
+async def found(directory: Path, name: str) -> bytes | None:
+    try:
+        return await LocalStore(directory).get(name)
+    except ObjectNotFound:
+        return None
+
+
+def lose_power(directory: Path, nth: int, seed: int, monkeypatch: pytest.MonkeyPatch, *, lying: bool = False) -> bool:
+    """Return whether everything is as it may be."""
+    machine = Machine(nth, seed, lying=lying)
+    with monkeypatch.context() as patched:
+        patched.setattr(local, "os", machine)
+        may_be = asyncio.run(work(LocalStore(directory), random.Random(seed)))
+    machine.restart()
+    return all(asyncio.run(found(directory, name)) in allowed for name, allowed in may_be.items())
+
+
+def test_a_power_cut_loses_nothing_that_was_said_to_be_stored(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    for number in range(20):
+        nth, world = rng.randrange(1, 400), rng.randrange(1 << 32)
+        assert lose_power(tmp_path / str(number), nth, world, monkeypatch), f"call {nth} of world {world}"
+
+
+def test_a_disk_that_lies_about_its_directories_is_found_out(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the test above can fail."""
+    sound = [lose_power(tmp_path / str(n), 300, seed + n, monkeypatch, lying=True) for n in range(10)]
+    assert not all(sound)
