@@ -130,7 +130,9 @@ def compiled_jar(release: str, options: Sequence[str] = ()) -> bytes:
             each.parent.mkdir(parents=True, exist_ok=True)
             each.write_bytes(content)
         classes = Path(work, "classes")
-        command = [compiler, "--release", _RELEASE, "-encoding", "UTF-8", *options, "-cp", path, "-d", str(classes)]
+        # It ends before its own optimising compiler would pay: 2.0 s instead of 3.8.
+        command = [compiler, "-J-XX:TieredStopAtLevel=1", "--release", _RELEASE, "-encoding", "UTF-8", *options]
+        command += ["-cp", path, "-d", str(classes)]
         done = subprocess.run([*command, *map(str, sources)], capture_output=True, text=True, check=False)
         if done.returncode:
             raise Invalid(f"{compiler} does not compile the jar for Spark's JVM:\n{done.stdout}{done.stderr}")

@@ -17,7 +17,7 @@ MOST_SEEDS = 120
 MUTANTS = known_bugs()
 
 
-@pytest.mark.drawn(5)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     "mutant", [each for each in MUTANTS if each.faults is not None], ids=lambda mutant: mutant.name
 )
@@ -31,7 +31,7 @@ def test_each_known_bug_is_seen_when_it_is_built_in_again(mutant: Mutant, monkey
     pytest.fail(f"{MOST_SEEDS} seeds have not seen it: {mutant.what}")
 
 
-@pytest.mark.drawn(12)
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("mutant", [each for each in MUTANTS if each.fails_with], ids=lambda mutant: mutant.name)
 def test_a_known_bug_is_caught_by_the_test_that_keeps_it_out(
     mutant: Mutant, seed: int, monkeypatch: pytest.MonkeyPatch
