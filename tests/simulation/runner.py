@@ -23,6 +23,7 @@ from dstl.state.vectorised.map_states import MapStatesRunner
 from dstl.taskmanager import memory_limit
 from materializer.bases import base_fetch, cold_reads, key_group_block, key_group_file
 from materializer.restore import log_replay, restore
+from materializer.tables import key_column, value_slots
 from tests.simulation.audit import Violation
 from tests.simulation.calm_audit import BASES_AFTER
 from tests.simulation.cleaning import clean_now, clean_periodically, sweep_twice
@@ -156,6 +157,12 @@ def _small_thresholds(world: World) -> Iterator[None]:
             (restore, "LOG_SIZES", restore.LogSizes(large.choice((1, 300)), 600, 1)),
             (EntryState, "whole_bytes", large.choice((1, 60))),
         ]
+    beside = world.rng("side-by-side")
+    if beside.random() < 0.25:
+        # A key or two of one length lie side by side in arrays, as thousands do.
+        one_by_one, few = beside.choice((0, 8)), beside.choice((0, 64))
+        changed += [(value_slots, "FEWEST_SIDE_BY_SIDE", 1), (key_column, "ONE_BY_ONE", one_by_one)]
+        changed += [(value_slots, "ONE_BY_ONE", one_by_one), (key_column, "_SHORT", few)]
     parts = world.rng("parts")
     if parts.random() < 0.25:
         # Segments and bases are larger than one part of an upload.
