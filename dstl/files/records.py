@@ -19,6 +19,7 @@ from dstl.rpc.fleet_messages import Persisted
 from dstl.runtime import Runtime
 from dstl.store.background_deleter import BackgroundDeleter
 from dstl.store.base import ObjectStore
+from dstl.store.retry_policy import RetryPolicy
 from handles.file_record import FILES_OWNER, PLAIN, FileEntry, FileRecord
 from handles.segment_handle import SegmentHandle
 
@@ -84,6 +85,7 @@ class Records(ABC):
         self.leads = False
         self._manifests = manifests
         self._clock = runtime.clock
+        self._retries = RetryPolicy(runtime)
         self._opening = asyncio.Lock()
         self._read_at: float | None = None
         self._tail = 0
@@ -220,7 +222,8 @@ class Records(ABC):
 
     async def _adopt(self) -> None:
         """Take over the plain files that are there; the first record will be a whole one, and have them."""
-        entries = await plain_entries(self.reader.plain)
+        plain = self.reader.plain
+        entries = await self._retries.repeat(lambda: plain_entries(plain), f"looking for files in {plain.location}")
         version = next_version(entry.path for entry in entries)
         needed = [entry for entry in entries if not is_ahead(entry.path, version)]
         self.run.index.apply(FileRecord.of("", "", needed, is_whole=True), 0)

@@ -123,6 +123,11 @@ def evolve(old: StateDescriptor, new: StateDescriptor) -> StateDescriptor:
     stored, after = old.value_schemas, new.value_schemas[-1]
     for number, before in reversed(list(enumerate(stored, start=1))):
         reason = why_unreadable(before, after)
+        if reason and old.kind is StateKind.TIMER:
+            raise Invalid(
+                f"the operator has stored timers, and they would mean other moments: {reason}. Go on with the timeMode "
+                "of before, or give the operator another name"
+            )
         if reason:
             which = "" if number == len(stored) else f" (its version {number} of {len(stored)}, still among its values)"
             raise Invalid(

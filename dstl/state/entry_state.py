@@ -166,11 +166,12 @@ class EntryState:
         whole = self._entries()
         if whole is not None:
             return iter(sorted(whole.items()))
-        index = self._at
-        return self._pages(self._window.key_groups[index], self._window.keys[index])
-
-    def _pages(self, key_group: int, key: bytes) -> Iterator[Entry]:
+        key_group, key = self._window.key_groups[self._at], self._window.keys[self._at]
+        # Here and not in the generator, which begins when it is first asked: what is written until then is not seen.
         _, written = self._overlay.written_entries(self._state, key)
+        return self._pages(key_group, key, written)
+
+    def _pages(self, key_group: int, key: bytes, written: dict[bytes, bytes | None]) -> Iterator[Entry]:
         own = sorted(written.items())
         at, after = 0, None
         while page := self._source.scan_entries(self._state, key_group, key, after, self.whole_bytes):

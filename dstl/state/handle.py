@@ -7,12 +7,13 @@ from enum import StrEnum
 from typing import Any, Literal, TypeVar
 
 from pyspark.sql.streaming import stateful_processor
-from pyspark.sql.types import StructType
+from pyspark.sql.types import NullType, StructField, StructType
 
 from dstl.changelog.change_set import MAX_CHANGE_BYTES
 from dstl.errors import Invalid, brief
 from dstl.state.broadcast_state import BroadcastScope, BroadcastState, BroadcastStream
 from dstl.state.codec.key_codec import KeyCodec
+from dstl.state.codec.schema_evolution import FORM
 from dstl.state.codec.stored_schema import with_user_types
 from dstl.state.codec.value_codec import TimeToLive, ValueCodec
 from dstl.state.descriptor import DeclaredSchemas, StateDescriptor, StateKind
@@ -64,6 +65,13 @@ class TimeMode(StrEnum):
             raise Invalid(f"time mode {text!r} is not one of 'none', 'processingTime', 'eventTime'") from None
 
 
+_TIMERS_OF = {
+    mode: StructType([StructField("timer", NullType(), metadata={FORM: f"of {time}"})])
+    for mode, time in ((TimeMode.PROCESSING_TIME, "processing time"), (TimeMode.EVENT_TIME, "event time"))
+}
+"""A timer has no value; its schema remembers which time it is of."""
+
+
 class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: ignore[misc]
     """Declares states and registers timers; one for each task.
 
@@ -100,7 +108,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         self._schemas: dict[str, StructType] = {}
         self.timers: Timers | None = None
         if time_mode is not TimeMode.NONE:
-            descriptor = registry.declare(TIMERS, StateKind.TIMER, StructType([]))
+            descriptor = registry.declare(TIMERS, StateKind.TIMER, _TIMERS_OF[time_mode])
             self.timers = Timers(descriptor, self.window, task.source, overlay)
             self.entries.append(self.timers)
 

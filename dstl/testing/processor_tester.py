@@ -276,8 +276,7 @@ class ProcessorTester:
         if name not in known:
             held = ", ".join(sorted(known)) or "none"
             raise Invalid(f"the processor has no state {brief(name)}; it has {held}")
-        # Of its time modes the one in which states may have a time to live.
-        task, mode = self._task(lambda part: None), TimeMode.PROCESSING_TIME
+        task, mode = self._task(lambda part: None), TimeMode.parse(self._operator.time_mode)
         handle = ProcessorHandle(registry, mode, task, overlay, self._schemas)
         found = _declared(handle, known[name])
         handle.open_window([encoded], [_KEY_GROUP])

@@ -24,7 +24,7 @@ from dstl.store.base import ObjectInfo, ObjectStore
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager.config import TaskManagerConfig
-from tests.simulation.faulty_store import FaultyStore
+from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from worlds.files import ROOT, Jvm, Stores, application, kept, until
 
 HOST = "127.0.0.2"
@@ -171,6 +171,18 @@ async def test_a_plain_file_that_was_taken_over_is_fetched_once_and_checked(stor
         with pytest.raises(CorruptData, match=f"is {wrong} than the {len(content)} bytes"):
             await directory.read(sst(0), "run")
     await directory.close()
+
+
+async def test_each_request_that_looks_for_plain_files_may_fail_once() -> None:
+    for verb in ("list", "get"):
+        inner = MemoryStore()
+        for name, body in {"metadata": b'{"id":"a"}', "offsets/0": b"v1\n{}", "commits/0": COMMIT}.items():
+            await inner.put(name, body)
+        plain = FaultyStore(inner, [FaultRule(Fault.RESET, verb, nth=(1,))])
+        directory = a_directory(MemoryStore(), plain=plain)
+        assert await directory.read("commits/0", "run") == COMMIT
+        assert plain.fired
+        await directory.close()
 
 
 def count_directories() -> int:

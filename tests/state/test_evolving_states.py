@@ -59,6 +59,23 @@ def test_an_aggregate_does_not_go_on_from_what_another_one_of_its_name_has_left(
         job.run([{"k": "a", "v": 1, "w": 2}])
 
 
+@pytest.mark.parametrize(
+    ("inputs", "rsd"),
+    [("k string, v long", 0.02), ("k string, v long", 0.1), ("k string, v double", 0.05), ("k string, v string", 0.05)],
+)
+def test_a_sketch_of_distinct_values_does_not_go_on_at_another_precision_or_of_another_type(
+    inputs: str, rsd: float
+) -> None:
+    distinct = {"n": Aggregate("approx_count_distinct", "v")}
+    job = Job(aggregates(distinct), KEY, parse_ddl("k string, v int"))
+    before = job.run([{"k": "a", "v": v} for v in range(1000)])
+    job.inputs = parse_ddl("k string, v long")
+    assert job.run([{"k": "a", "v": v} for v in range(1000)]) == before
+    job.inputs, job.make = parse_ddl(inputs), aggregates({"n": Aggregate("approx_count_distinct", "v", rsd=rsd)})
+    with pytest.raises(Invalid, match="column 'n' was a sketch of whole numbers with 512 registers and is a sketch of"):
+        job.run([])
+
+
 def test_a_function_over_states_sees_them_as_its_schema_says_now() -> None:
     seen: list[Any] = []
 

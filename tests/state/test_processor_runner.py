@@ -115,6 +115,28 @@ def test_rows_that_are_not_taken_are_skipped_also_across_batches(chunk):
     assert changes.num_rows == 3, "one change for each key, however often it was updated"
 
 
+@pytest.mark.parametrize("whole_bytes", [1, 1 << 20])
+def test_an_iteration_sees_the_entries_of_when_it_began_whatever_is_written_meanwhile(whole_bytes, monkeypatch):
+    class Swaps(Script):
+        def step(self, key, op, n):
+            if op != "swap":
+                yield from super().step(key, op, n)
+                return
+            self.list.appendValue((n,))
+            self.map.updateValue((n,), (n,))
+            elements, entries, keys = self.list.get(), self.map.iterator(), self.map.keys()
+            self.list.put([(-1,)])
+            self.map.removeKey((n,))
+            self.map.updateValue((-1,), (-1,))
+            yield Row(k=key[0], what=repr(([*elements], sorted(entries), sorted(keys))), n=n)
+
+    monkeypatch.setattr(EntryState, "whole_bytes", whole_bytes)
+    job = Job(Swaps)
+    job.run(batches_of([{"k": "a", "op": op, "n": n} for n in (2, 3) for op in ("append", "set")], 100))
+    (found,) = job.run(batches_of([{"k": "a", "op": "swap", "n": 4}], 100))
+    assert found["what"] == repr(([(2,), (3,), (4,)], [((2,), (2,)), ((3,), (3,)), ((4,), (4,))], [(2,), (3,), (4,)]))
+
+
 def test_rows_of_a_key_are_pulled_lazily():
     pulled = []
 

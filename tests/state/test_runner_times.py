@@ -7,7 +7,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from dstl.errors import UserCodeError
+from dstl.errors import Invalid, UserCodeError
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from dstl.state.timers import expiry_ms
@@ -64,6 +64,19 @@ def test_only_timers_of_the_partitions_key_groups_fire():
     )
     out = [r for b in runner.run(iter(()), TaskInput(job.source, lambda part: None, 9, own, 50)) for r in b.to_pylist()]
     assert {r["k"] for r in out} == {"a"}
+
+
+@pytest.mark.parametrize("time_mode", ["processingTime", "eventTime"])
+def test_stored_timers_of_one_time_do_not_fire_by_another(time_mode):
+    job = Job(TimedScript, time_mode=time_mode)
+    job.run(batches_of([{"k": "a", "op": "timer", "n": 5000}], 4))
+    job.mode = "none"
+    assert job.run([], now=6000, watermark=6000) == []
+    job.mode = "eventTime" if time_mode == "processingTime" else "processingTime"
+    with pytest.raises(Invalid, match=r"stored timers, .* 'timer' was of .* time and is of .* with the timeMode"):
+        job.run([], now=6000, watermark=6000)
+    job.mode = time_mode.upper()
+    assert [row["n"] for row in job.run([], now=6000, watermark=6000) if row["what"] == "fired"] == [5000]
 
 
 def test_many_timers_come_in_pages(monkeypatch):

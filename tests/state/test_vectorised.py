@@ -250,6 +250,14 @@ def test_a_mean_of_decimals_is_rounded_half_up_in_the_last_digit(values: list[in
     assert job.run([{"k": "a", "v": exact[-1]}]) == [{"k": "a", "mean": want}]
 
 
+@pytest.mark.parametrize("function", ["count_distinct", "approx_count_distinct"])
+def test_distinct_values_whose_equality_is_not_that_of_their_bytes_are_not_counted(function: str) -> None:
+    collated = StructType([StructField("s", StringType("UTF8_LCASE"))])
+    for inputs in (collated, StructType([StructField("s", collated)])):
+        with pytest.raises(Invalid, match=f"the column of {function} is a string collated by UTF8_LCASE: use a plain"):
+            Aggregate(function, "s").accumulator(inputs)
+
+
 @pytest.mark.parametrize("rsd", [0.05, 0.02])
 def test_approximate_distinct_counts_stay_near_the_truth_over_batches(rsd: float, seed: int) -> None:
     rng = np.random.default_rng(seed)

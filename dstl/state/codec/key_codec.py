@@ -65,7 +65,7 @@ class KeyCodec:
         self.names = list(schema.names)
         types = [f.dataType for f in schema.fields]
         for field in schema.fields:
-            _refuse_unequal(field.dataType, f"column {field.name!r} of {what}")
+            refuse_unequal(field.dataType, f"column {field.name!r} of {what}")
         codecs = list(map(_key_field, types))
         self._rows = RowCodec(schema, what, codecs)
         self._encode, self._decode = self._rows.encoder(), self._rows.decoder()
@@ -270,19 +270,27 @@ def _canonical(data_type: DataType) -> Convert | None:
     return None
 
 
-def _refuse_unequal(data_type: DataType, where: str) -> None:
-    """Refuse types whose equality is not that of their bytes."""
+def refuse_unequal(data_type: DataType, where: str) -> None:
+    """Refuse types whose equality is not that of their bytes.
+
+    Args:
+        data_type: The type.
+        where: What has it, for messages.
+
+    Raises:
+        Invalid: It is such a type, or has one in it.
+    """
     # The oldest supported PySpark may lack variants: known by name.
     if type(data_type).__name__ == "VariantType":
         raise Invalid(f"{where} is a variant, which has no equality: use a string of it (to_json, say) instead")
     collation = getattr(data_type, "collation", "UTF8_BINARY")
     if isinstance(data_type, StringType) and collation != "UTF8_BINARY":
-        raise Invalid(f"{where} is a string collated by {collation}: group by a plain string (lower(...), say) instead")
+        raise Invalid(f"{where} is a string collated by {collation}: use a plain string (lower(...), say) instead")
     for inner in ("elementType", "keyType", "valueType"):
         if hasattr(data_type, inner):
-            _refuse_unequal(getattr(data_type, inner), where)
+            refuse_unequal(getattr(data_type, inner), where)
     if isinstance(data_type, StructType):
         for field in data_type.fields:
-            _refuse_unequal(field.dataType, where)
+            refuse_unequal(field.dataType, where)
     if isinstance(data_type, DecimalType) and data_type.precision > 38:
         raise Invalid(f"{where} has a decimal of more than 38 digits")

@@ -38,6 +38,9 @@ from pyspark.sql.types import (
 MEANING = "dstl.meaning"
 """In a column's metadata: what it holds, where its type does not say so and another content would not fit."""
 
+FORM = "dstl.form"
+"""In a column's metadata: how its bytes are made, where neither its type nor :data:`MEANING` says so."""
+
 Convert = Callable[[Any], Any]
 """A wire value of the old type, not None, to one of the new type (see ``dstl.state.codec.field_codec``)."""
 
@@ -129,9 +132,10 @@ def _struct_reason(stored: StructType, declared: StructType, path: str) -> str:
             continue
         if before.nullable and not field.nullable:
             return f"column {where!r} may hold nulls and is declared NOT NULL"
-        meant, means = (each.metadata.get(MEANING) for each in (before, field))
-        if meant and means and meant != means:
-            return f"column {where!r} was {meant} and is {means}"
+        for said in (MEANING, FORM):
+            meant, means = (each.metadata.get(said) for each in (before, field))
+            if meant and means and meant != means:
+                return f"column {where!r} was {meant} and is {means}"
         # Nothing was ever stored in a void column.
         if isinstance(before.dataType, NullType) and field.nullable:
             continue

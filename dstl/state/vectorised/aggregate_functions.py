@@ -59,10 +59,12 @@ class Accumulator(ABC):
     Attributes:
         state: Types of the accumulator's columns; all nullable. A key without state has nulls.
         result: Type of the result.
+        form: How the state's bytes are made, where its types do not say so: stored ones of another form do not fit.
     """
 
     state: tuple[DataType, ...]
     result: DataType
+    form: str = ""
 
     @abstractmethod
     def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:

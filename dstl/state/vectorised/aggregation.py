@@ -19,7 +19,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from dstl.errors import Invalid, brief
 from dstl.state.codec.key_codec import KeyCodec
-from dstl.state.codec.schema_evolution import MEANING
+from dstl.state.codec.schema_evolution import FORM, MEANING
 from dstl.state.descriptor import StateDescriptor
 from dstl.state.frames.row_writer import arrow_schema
 from dstl.state.registry import StateRegistry
@@ -157,7 +157,7 @@ class Aggregate:
 
 
 def state_fields(
-    name: str, aggregate: Aggregate, kinds: Sequence[DataType], output_mode: str = "update"
+    name: str, aggregate: Aggregate, kinds: Sequence[DataType], output_mode: str = "update", form: str = ""
 ) -> list[StructField]:
     """Return the columns in which state holds an aggregate.
 
@@ -166,11 +166,12 @@ def state_fields(
         aggregate: What it is, which the columns remember.
         kinds: Their types, as :attr:`Accumulator.state` has them.
         output_mode: The mode that the state is kept for, which they remember too.
+        form: :attr:`Accumulator.form`, likewise.
     """
     meaning = str(aggregate) if output_mode == "update" else f"{aggregate}{OF_MODE}{output_mode}"
     suffixes = _SUFFIXES.get(aggregate.function, ("",))
     return [
-        StructField(name + suffix, kind, metadata={MEANING: meaning})
+        StructField(name + suffix, kind, metadata={MEANING: meaning} | ({FORM: form} if form else {}))
         for suffix, kind in zip(suffixes, kinds, strict=True)
     ]
 
@@ -247,7 +248,7 @@ class Aggregation:
             [
                 field
                 for name, accumulator in self.accumulators().items()
-                for field in state_fields(name, self.aggregates[name], accumulator.state, self.mode)
+                for field in state_fields(name, self.aggregates[name], accumulator.state, self.mode, accumulator.form)
             ]
         )
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType, DataType, DoubleType, LongType, StructField, StructType
 
+from dstl.state.codec.key_codec import refuse_unequal
 from dstl.state.frames.row_writer import arrow_schema
 from dstl.state.vectorised.aggregate_functions import Accumulator, Columns, Extreme
 from dstl.state.vectorised.key_codes import Codes, Groups, group_codes
@@ -141,6 +142,7 @@ class CountDistinct(Collected):
     """The number of values that differ, exactly: all of them are kept, each once."""
 
     def __init__(self, of: DataType) -> None:
+        refuse_unequal(of, "the column of count_distinct")
         super().__init__(of, once=True)
         self.result = LongType()
 

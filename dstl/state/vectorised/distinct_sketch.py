@@ -17,6 +17,7 @@ from pyspark.sql.types import BinaryType, DataType, LongType, StructField, Struc
 
 from dstl.errors import Invalid
 from dstl.state.codec.column_buffers import binary_of, content_of
+from dstl.state.codec.field_codec import INTEGERS
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.vectorised.aggregate_functions import Accumulator, Columns, without_nulls
 from dstl.state.vectorised.key_codes import Groups, group_codes
@@ -50,6 +51,9 @@ class ApproxCountDistinct(Accumulator):
         self._entry = np.dtype("<u2" if self._bits + _RANK_BITS <= 16 else "<u4")
         self._schema = StructType([StructField("value", of)])
         self._codec()
+        # Equal whole numbers of any width have one hash.
+        hashed = "whole numbers" if isinstance(of, INTEGERS) else of.simpleString()
+        self.form = f"a sketch of {hashed} with {1 << self._bits} registers"
 
     def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
         """Return the sketches with the rows' values added."""
