@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,7 +77,9 @@ class Mutant:
         parameters = inspect.signature(test).parameters
         if "seed" in parameters:
             arguments.setdefault("seed", seed)
-        with pytest.MonkeyPatch.context() as monkeypatch:
+        with pytest.MonkeyPatch.context() as monkeypatch, tempfile.TemporaryDirectory() as directory:
+            if "tmp_path" in parameters:
+                arguments["tmp_path"] = Path(directory)
             if "monkeypatch" in parameters:
                 arguments["monkeypatch"] = monkeypatch
             result = test(**arguments)
