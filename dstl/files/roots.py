@@ -81,6 +81,7 @@ class CheckpointRoots:
         return self._found(chosen, first, run)
 
     def _found(self, path: FilePath, first: FilePath, run: str) -> FilePath:
+        plain_location_of(path.root)  # what is refused is not remembered
         self.add(path.root)
         if run and path is first:
             self._runs.setdefault(run, path.root)

@@ -173,6 +173,14 @@ async def test_a_query_below_another_s_sources_has_a_directory_of_its_own_or_is_
         CheckpointRoots().place("dstl://b/state/0/_metadata/metadata", "")
 
 
+async def test_a_refused_root_is_not_known_from_then_on() -> None:
+    """Before, one query that was refused there made each look at the file system's root fail."""
+    roots = CheckpointRoots()
+    with pytest.raises(Invalid, match="names no directory"):
+        roots.place("dstl:///metadata", "")
+    assert await roots.find("dstl:///", "") is None
+
+
 @pytest.mark.parametrize("path", ["file:///q/offsets/0", "dstl://b/q/../r/offsets/0"])
 async def test_a_path_of_another_place_is_refused(path: str) -> None:
     with pytest.raises(Invalid):
