@@ -251,7 +251,7 @@ class _Plan:
         user_key, value = before.user_key, before.value_schemas[-1]
         if user_key is not None and found[USER_KEY].dataType.simpleString() != shown_schema(user_key).simpleString():
             user_key = found[USER_KEY].dataType
-        if value.fields and found[VALUE].dataType.simpleString() != shown_schema(value).simpleString():
+        if VALUE in found.names and found[VALUE].dataType.simpleString() != shown_schema(value).simpleString():
             value = found[VALUE].dataType
         assert isinstance(value, StructType)
         after = replace(
