@@ -342,10 +342,9 @@ class FileBases:
             data = await read_range(self.store, name, part)
             is_other = checksum is not None and await call_in_thread(google_crc32c.value, data) != checksum
             if len(data) != size or is_other:
-                raise CorruptData(
-                    f"{name} gives {len(data)} bytes from {part.start if part else 0} on that are not the {size} which "
-                    "its handle names"
-                )
+                found = f"{len(data)} bytes" + " of another checksum" * is_other
+                at = part.start if part else 0
+                raise CorruptData(f"{name} is not what its handle names: {size} bytes at {at}, and there are {found}")
             return data
 
         try:
