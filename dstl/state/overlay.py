@@ -6,7 +6,7 @@ user key) only, so that a counter updated a million times is one change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain, pairwise, repeat
 from typing import TypeVar
@@ -156,8 +156,7 @@ class _Columns:
         self.key_groups += key_groups
         self.states.append((state, len(written)))
         self.keys += written
-        self.ops += bytes([OP_DELETE if value is None else OP_PUT for value in written.values()])
-        self.values += [value or b"" for value in written.values()]
+        self._add(written.values())
 
     def add_entries(self, state: int, key: bytes, writes: EntryWrites) -> None:
         entries = writes.entries
@@ -173,10 +172,17 @@ class _Columns:
         count = len(entries)
         self.key_groups += repeat(writes.key_group, count)
         self.states.append((state, count))
-        self.ops += bytes([OP_DELETE if value is None else OP_PUT for value in entries.values()])
         self.keys += repeat(key, count)
         self.user_keys += entries
-        self.values += [value or b"" for value in entries.values()]
+        self._add(entries.values())
+
+    def _add(self, values: Collection[bytes | None]) -> None:
+        if all(values):  # as nearly always: decided without a Python loop
+            self.ops += bytes([OP_PUT]) * len(values)
+            self.values += values  # type: ignore[arg-type]
+        else:
+            self.ops += bytes([OP_DELETE if value is None else OP_PUT for value in values])
+            self.values += [value or b"" for value in values]
 
     def batches(self) -> list[pa.RecordBatch]:
         if not self.keys:

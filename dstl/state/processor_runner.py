@@ -32,7 +32,6 @@ from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from dstl.state.timers import expiry_ms
 
-_MAX_FRAMES = 1000  # frames that wait to be joined into one batch of output
 _COLLECTOR_THRESHOLDS = (50_000, 20, 50)
 
 
@@ -117,7 +116,6 @@ class ProcessorRunner:
         schemas: Reads the schemas that ``init`` gives as text.
         part_bytes: The change set is sent in parts of about this size. Smaller: less memory in the worker and uploads
             that start earlier; larger: fewer messages.
-        output_rows: Rows of one output batch, about.
 
     Raises:
         Invalid: A type that cannot be a key, an unknown time mode, an output type that Arrow cannot carry.
@@ -131,7 +129,6 @@ class ProcessorRunner:
         schemas: DeclaredSchemas,
         *,
         part_bytes: int = 8 << 20,
-        output_rows: int = 10_000,
     ) -> None:
         self.registry = registry
         self._processor = processor
@@ -143,10 +140,8 @@ class ProcessorRunner:
         self._writer: RowWriter | FrameWriter
         if operator.style == "pandas":
             self._writer = FrameWriter(operator.output_schema, operator.name, operator.timezone)
-            self._most_outputs = _MAX_FRAMES
         else:
             self._writer = RowWriter(operator.output_schema, operator.name)
-            self._most_outputs = output_rows
         self._reader: BatchReader | None = None
         self._key: Any = None
         self._ours: BaseException | None = None
@@ -185,11 +180,10 @@ class ProcessorRunner:
             DstlError: Prior state cannot be read, or changes not sent.
         """
         with _fewer_collections():
-            for outputs in self._outputs(batches, task):
-                for made in self._writer.batches(outputs):
-                    if self._operator.emitted_time is not None:
-                        check_emitted(made, self._operator.emitted_time, task.late_until_ms, self._operator.name)
-                    yield made
+            for made in self._writer.batches(self._outputs(batches, task)):
+                if self._operator.emitted_time is not None:
+                    check_emitted(made, self._operator.emitted_time, task.late_until_ms, self._operator.name)
+                yield made
 
     def _outputs(self, batches: Iterator[pa.RecordBatch], task: TaskInput) -> Iterator[list[Any]]:
         self._overlay = Overlay()
@@ -214,7 +208,7 @@ class ProcessorRunner:
                 self._begin_timers(handle)
             self._broadcast_phase(handle)
             rows = chain(self._input_rows(), self._late_rows(), self._timer_rows(handle) if timed else ())
-            while outputs := list(islice(rows, self._most_outputs)):
+            while outputs := list(islice(rows, self._writer.at_once)):
                 yield outputs
             self._key = None
             handle.close_window()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any, Protocol
 
@@ -52,14 +52,12 @@ class PointState:
 
     def close_window(self, overlay: Overlay) -> None:
         """Give what was written to the overlay; the window's values are forgotten."""
-        if any(self._dirty):
-            window, dirty = self._window, self._dirty
-            overlay.put_values(
-                self.descriptor.state_id,
-                list(compress(window.key_groups, dirty)),
-                list(compress(window.keys, dirty)),
-                list(compress(self._slots, dirty)),
-            )
+        dirty = self._dirty
+        if any(dirty):
+            columns: list[Sequence[Any]] = [self._window.key_groups, self._window.keys, self._slots]
+            if not all(dirty):
+                columns = [list(compress(column, dirty)) for column in columns]
+            overlay.put_values(self.descriptor.state_id, *columns)
         self._slots = []
         self._dirty = bytearray()
 

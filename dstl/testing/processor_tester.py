@@ -256,10 +256,9 @@ class ProcessorTester:
         if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
             return pa.RecordBatch.from_pandas(rows, RowWriter(schema, _NAME).schema, preserve_index=False)
         try:
-            (batch,) = RowWriter(schema, _NAME).batches(list(rows))
+            return RowWriter(schema, _NAME).batch(list(rows))
         except Invalid as error:
             raise Invalid(str(error).replace(f"operator {_NAME!r} yielded", "the test gave")) from None
-        return batch
 
     def _on(self, name: str, key: Any, kinds: type[Any] | tuple[type[Any], ...], do: Callable[[Any], T]) -> T:
         with self._opened(name, key) as found:

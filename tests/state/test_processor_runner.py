@@ -37,7 +37,7 @@ def in_key_order(rows):
     return sorted(rows, key=lambda r: (r["k"] is not None, r["k"] or ""))
 
 
-@pytest.mark.parametrize("options", [{}, {"part_bytes": 1}, {"part_bytes": 300}, {"output_rows": 1}])
+@pytest.mark.parametrize("options", [{}, {"part_bytes": 1}, {"part_bytes": 300}])
 @pytest.mark.parametrize("mode", ["none", "processingTime"])
 def test_the_same_as_pysparks_tester(seed, mode, options):
     rng = random.Random(f"{seed}-{mode}-{options}")

@@ -103,10 +103,30 @@ def test_outputs_with_more_text_than_fits_one_array_are_several_batches(style, m
     held = [Row(k=k, v=v) for k, v in rows]
     if style == "pandas":
         held = [pd.DataFrame(rows[at : at + 13], columns=schema.names) for at in range(0, len(rows), 13)]
-    made = writer.batches(held)
+    made = list(writer.batches([held]))
     assert [(row["k"], row["v"]) for batch in made for row in batch.to_pylist()] == rows
     assert all(each.nbytes <= most_bytes for batch in made for each in batch.columns if batch.num_rows > 1)
     assert (len(made) == 1) == (most_bytes > 700)
+
+
+def test_rows_of_every_form_come_out_in_their_order_in_batches_of_about_the_most_rows():
+    forms = [
+        lambda k, v: Row(k=k, v=v),
+        lambda k, v: Row(v=v, more=0, k=k),
+        lambda k, v: Row("k", "v")(k, v),
+        lambda k, v: (k, v),
+        lambda k, v: {"v": v, "k": k},
+    ]
+    one_form = [[make(i, -i) for i in range(7)] for make in forms]
+    parts = [*one_form, [make(i, -i) for i, make in enumerate([*forms, *reversed(forms)])], []]
+    made = list(RowWriter(parse_ddl("k long, v long"), "op", most_rows=10).batches(parts))
+    assert [batch.num_rows for batch in made] == [14, 14, 17]
+    expected = [(i, -i) for part in parts for i in range(len(part))]
+    assert [(row["k"], row["v"]) for batch in made for row in batch.to_pylist()] == expected
+    assert [b.num_rows for b in RowWriter(StructType(), "op", most_rows=2).batches([[Row(), Row(k=1)], [Row()]])] == [
+        2,
+        1,
+    ]
 
 
 def test_output_types_are_converted_as_arrow_wants_them():
@@ -175,8 +195,8 @@ CASES = [
 def test_a_null_that_the_schema_rules_out_is_refused_and_no_other(of, right, wrong, where, style):
     def write(*values):
         if style == "row":
-            return RowWriter(of, "op").batches([Row(k=None, v=value) for value in values])
-        return FrameWriter(of, "op").batches([pd.DataFrame({"k": [None], "v": [value]}) for value in values])
+            return list(RowWriter(of, "op").batches([[Row(k=None, v=value) for value in values]]))
+        return list(FrameWriter(of, "op").batches([[pd.DataFrame({"k": [None], "v": [value]}) for value in values]]))
 
     rights = [right, None, right] if of["v"].nullable else [right, right]
     (batch,) = write(*rights)

@@ -85,8 +85,7 @@ class _Parts:
         arrays = [pa.array([row.change for row in rows], pa.string())] if self._has_change else []
         for part, writer in self._writers.items():
             held = [at for at, row in enumerate(rows) if _has(row, part)]
-            (batch,) = writer.batches([getattr(rows[at], part) for at in held])
-            array = batch.to_struct_array()
+            array = writer.batch([getattr(rows[at], part) for at in held]).to_struct_array()
             if len(held) < len(rows):
                 places = dict(zip(held, range(len(held)), strict=True))
                 array = array.take(pa.array([places.get(at) for at in range(len(rows))], pa.int64()))

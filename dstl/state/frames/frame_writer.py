@@ -6,7 +6,7 @@ session's time zone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,9 @@ class FrameWriter:
         most_bytes: A column of a batch has at most so many, unless a row alone has more.
     """
 
+    at_once = 1000
+    """Frames that are best given at once: they become one batch."""
+
     def __init__(self, schema: StructType, operator: str, timezone: str = "UTC", most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
         self.schema = arrow_schema(schema)
@@ -47,14 +50,18 @@ class FrameWriter:
         self._forbids = [not f.nullable or forbids_nulls(f.dataType) for f in schema.fields]
         self._timezone = timezone
 
-    def batches(self, frames: Sequence[Any]) -> list[pa.RecordBatch]:
-        """Return the rows of these frames, in their order, as one batch, or several where they are too large for one.
+    def batches(self, parts: Iterable[Sequence[Any]]) -> Iterator[pa.RecordBatch]:
+        """Return the rows of these frames, in their order: each part as one batch, or as several where it is too large.
 
-        There is none where they have no rows.
+        There is none for a part without rows.
 
         Raises:
             Invalid: Something is not a frame of the schema; names the operator and the column.
         """
+        for frames in parts:
+            yield from self._built(frames)
+
+    def _built(self, frames: Sequence[Any]) -> list[pa.RecordBatch]:
         import pandas as pd
 
         for frame in frames:
@@ -81,7 +88,7 @@ class FrameWriter:
                     f"{data_type.simpleString()}: {clip(error)}"
                 ) from error
             if array.nbytes > self._most_bytes and (parts := _halves(full)):
-                return [made for half in parts for made in self.batches(half)]
+                return [made for half in parts for made in self._built(half)]
             if self._forbids[position]:
                 refuse_null(array, self._types[name], self._operator)
             arrays.append(array)

@@ -7,7 +7,7 @@ matched by position (Spark refuses it). A naive datetime is taken as UTC, as Spa
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -61,26 +61,62 @@ class RowWriter:
     Args:
         schema: The output schema.
         operator: For messages.
+        most_rows: A batch has about so many.
         most_bytes: A column of a batch has at most so many, unless a row alone has more.
     """
 
-    def __init__(self, schema: StructType, operator: str, most_bytes: int = MOST_BYTES) -> None:
+    at_once = 64
+    """Rows that are best given at once. Python keeps the memory of 80 dictionaries and as many lists for the next ones,
+    and a ``Row`` has one of each: making one takes 0.7 us so, and 1.2 where thousands are alive."""
+
+    def __init__(
+        self, schema: StructType, operator: str, most_rows: int = 10_000, most_bytes: int = MOST_BYTES
+    ) -> None:
         self.schema = arrow_schema(schema)
+        self._most_rows = most_rows
         self._most_bytes = most_bytes
         self._types = schema
         self._operator = operator
         self._names = tuple(schema.names)
+        self._names_in_list = list(self._names)
         self._converters = [_converter(f.dataType) for f in schema.fields]
         self._forbids = [not f.nullable or forbids_nulls(f.dataType) for f in schema.fields]
         self._layouts: dict[tuple[str, ...], list[int | None]] = {}
 
-    def batches(self, rows: Sequence[Any]) -> list[pa.RecordBatch]:
-        """Return these rows as one batch, or as several where they are too large for one.
+    def batches(self, parts: Iterable[Sequence[Any]]) -> Iterator[pa.RecordBatch]:
+        """Return these rows in batches; a batch more where a column is too large for one.
+
+        Args:
+            parts: The rows, some at a time; what is taken of each row is kept, not the row.
 
         Raises:
             Invalid: Something is not a row of the schema; names the operator, the column and both types.
         """
-        columns = self._columns(rows)
+        count, columns = 0, self._no_rows()
+        for rows in parts:
+            for column, values in zip(columns, self._columns(rows), strict=True):
+                column += values
+            count += len(rows)
+            if count >= self._most_rows:
+                yield from self._built(count, columns)
+                count, columns = 0, self._no_rows()
+        if count:
+            yield from self._built(count, columns)
+
+    def batch(self, rows: Sequence[Any]) -> pa.RecordBatch:
+        """Return these rows, or no row, as one batch.
+
+        Raises:
+            Invalid: As :meth:`batches` does.
+            ValueError: A column is too large for one batch.
+        """
+        (made,) = self._built(len(rows), list(map(list, self._columns(rows))))
+        return made
+
+    def _no_rows(self) -> list[list[Any]]:
+        return [[] for _ in self._names]
+
+    def _built(self, count: int, columns: list[list[Any]]) -> list[pa.RecordBatch]:
         arrays = []
         for name, values, field, convert, forbids in zip(
             self._names, columns, self.schema, self._converters, self._forbids, strict=True
@@ -94,28 +130,34 @@ class RowWriter:
                     f"operator {self._operator!r} yielded a row whose column {name!r} is not "
                     f"{self._types[name].dataType.simpleString()}: {clip(error)}"
                 ) from error
-            if array.nbytes > self._most_bytes and len(rows) > 1:
-                middle = len(rows) // 2
-                return [*self.batches(rows[:middle]), *self.batches(rows[middle:])]
+            if array.nbytes > self._most_bytes and count > 1:
+                middle = count // 2
+                halves = [column[:middle] for column in columns], [column[middle:] for column in columns]
+                return [*self._built(middle, halves[0]), *self._built(count - middle, halves[1])]
             if forbids:
                 refuse_null(array, self._types[name], self._operator)
             arrays.append(array)
         if not arrays:
-            return [pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))]
+            return [pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))]
         return [pa.RecordBatch.from_arrays(arrays, schema=self.schema)]
 
     def _columns(self, rows: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        if not rows:
+            return self._no_rows()
+        count = len(rows)
         try:
             # The usual cases, decided without a Python loop: every row has the output's fields in their order.
-            if set(map(type, rows)) == {tuple}:
-                usual = set(map(len, rows)) == {len(self._names)}
+            if type(rows[0]) is tuple:
+                usual = [*map(type, rows)].count(tuple) == count and [*map(len, rows)].count(len(self._names)) == count
             else:
-                usual = set(map(tuple, map(_FIELDS, rows))) == {self._names}
+                fields = [*map(_FIELDS, rows)]
+                # Row(k=1) has its fields in a list, Row("k")(1) in a tuple.
+                usual = fields.count(self._names_in_list) == count or fields.count(self._names) == count
             if usual:
                 return list(zip(*rows, strict=True))
         except (AttributeError, TypeError, ValueError):
             pass
-        return list(zip(*[self._values(row) for row in rows], strict=True)) or [[] for _ in self._names]
+        return list(zip(*[self._values(row) for row in rows], strict=True))
 
     def _values(self, row: Any) -> Sequence[Any]:
         if isinstance(row, Row) and hasattr(row, "__fields__"):
