@@ -10,12 +10,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from bench._figures import add_json
+from bench._processor_time import processor_ms
 from dstl.jvm.build import spark_jars
 from tests.worlds import driver_process
 from tests.worlds.driver_process import LOCAL
@@ -26,6 +28,22 @@ ROW_GROUPS = 8
 
 Plan = Callable[[DataFrame, Path], AbstractContextManager[tuple[DataFrame, str]]]
 """Makes a query of its rows, with a directory for its state; tells its ``checkpointLocation``; is there meanwhile."""
+
+
+class Speed(NamedTuple):
+    """How fast a query was.
+
+    Attributes:
+        rate: Events per second of the batches after the first.
+        cpu: Seconds of processor for a million events by kind of process (``jvm``, ``workers``, ``task_managers``,
+            ``driver``) of the whole query, and ``ratio_python_to_jvm``: all but the JVM's by the JVM's.
+    """
+
+    rate: float
+    cpu: dict[str, float]
+
+    def __str__(self) -> str:
+        return f"{self.rate:12,.0f}/s  cpu {self.cpu}"
 
 
 def compiled(work: Path, *sources: str) -> Path:
@@ -48,6 +66,8 @@ def session(
         settings: Returns further ones, given the directory.
     """
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    # Where this is set, every process that starts compiles all it imports: an installed package is compiled.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory(
         prefix=f"dstl-bench-{name}-", dir=args.work, ignore_cleanup_errors=True
     ) as directory:
@@ -92,10 +112,10 @@ def write_batches(directory: Path, batches: int, rows_of: Callable[[int], pa.Tab
         os.utime(path, (1_700_000_000 + batch,) * 2)
 
 
-def events_per_second(
+def speed_of(
     spark: SparkSession, schema: str, data: Path, place: Path, plan: Plan, *, events: int, mode: str = "update"
-) -> float:
-    """Run one query over all files, into nothing, and return events per second of the batches after the first.
+) -> Speed:
+    """Run one query over all files, into nothing, and return how fast it was.
 
     Args:
         spark: The session.
@@ -107,6 +127,7 @@ def events_per_second(
         mode: The sink's output mode.
     """
     source = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(data))
+    before = processor_ms()
     with plan(source, place / "state") as (df, location):
         writer = df.writeStream.format("noop").outputMode(mode)
         query = writer.option("checkpointLocation", location).trigger(availableNow=True).start()
@@ -115,9 +136,15 @@ def events_per_second(
             progress = {each["batchId"]: each for each in query.recentProgress if each["numInputRows"]}
         finally:
             query.stop()
+        # While its processes are there: what has ended counts for whoever has waited for it.
+        spent = processor_ms()
+    spent.subtract(before)
     shutil.rmtree(place, ignore_errors=True)
     counted = [each for batch, each in progress.items() if batch > 0]
     rows = sum(each["numInputRows"] for each in counted)
     if rows != events:
         raise SystemExit(f"{rows} events of {events} were read")
-    return float(rows / (sum(each["durationMs"]["triggerExecution"] for each in counted) / 1000))
+    thousands = sum(each["numInputRows"] for each in progress.values()) / 1e3
+    cpu = {kind: round(ms / thousands, 3) for kind, ms in spent.items() if ms > 0}
+    cpu["ratio_python_to_jvm"] = round((sum(cpu.values()) - cpu["jvm"]) / cpu["jvm"], 3)
+    return Speed(rows / (sum(each["durationMs"]["triggerExecution"] for each in counted) / 1000), cpu)

@@ -20,9 +20,9 @@ Those that freeze their workers share them, and so do those that do not: no work
 have done it.
 
 ``cpu`` has seconds of processor for a million events by kind of process (``jvm``, ``workers``, ``task_managers``,
-``driver``) of each whole query of the last round, warm-up included: comparable on a busy machine.
-``ratio_python_to_jvm`` is all but the JVM's by the JVM's. Workers' and JVM's by the TaskManager's is the number of busy
-slots at which its one core is full.
+``driver``) of each whole query of the last round, start and warm-up included: comparable on a busy machine. The start
+of a query's two processes is 0.5 s. ``ratio_python_to_jvm`` is all but the JVM's by the JVM's. Workers' and JVM's by
+the TaskManager's is the number of busy slots at which its one core is full.
 """
 
 import argparse
@@ -30,7 +30,6 @@ import contextlib
 import statistics
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +44,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 from bench._figures import print_figures
-from bench._processor_time import processor_ms
-from bench._stream import Plan, add_stream_arguments, events_per_second, session, write_batches
+from bench._stream import Plan, Speed, add_stream_arguments, session, speed_of, write_batches
 from dstl.spark import StateBackend
 from dstl.spark.worker_process import count_task
 
@@ -129,8 +127,6 @@ class Runs:
         self._spark = spark
         self._work = work
         self._made = 0
-        self.spent: Counter[str] = Counter()
-        """Of the last query, milliseconds of processor by kind of process."""
         self._result = RESULT.format(key=args.key_type)
         self.plans: dict[str, tuple[Plan, bool]] = {
             "stateless": (self.stateless(identity), False),
@@ -146,29 +142,15 @@ class Runs:
             "dstl_pandas_small": (self.processor("pandas"), True),
         }
 
-    def measure(self, name: str, data: Input) -> float:
-        """Run a plan's query over all files and return events per second of the batches after the first."""
+    def measure(self, name: str, data: Input) -> Speed:
+        """Run a plan's query over all files."""
         self._made += 1
         # Spark gives a worker only to queries with the environment that it was started with.
         frozen = name.startswith(("dstl", "stateless_frozen"))
         self._spark.sparkContext.environment["DSTL_BENCH_WORKERS"] = "frozen" if frozen else "plain"
         place = self._work / f"run-{self._made}"
         schema = f"k {self._args.key_type}, v long"
-        return events_per_second(
-            self._spark, schema, data.directory, place, self._counted(self.plans[name][0]), events=data.events
-        )
-
-    def _counted(self, plan: Plan) -> Plan:
-        @contextlib.contextmanager
-        def counted(df: DataFrame, place: Path) -> Iterator[tuple[DataFrame, str]]:
-            before = processor_ms()
-            with plan(df, place) as made:
-                yield made
-                # While its processes are there: what has ended counts for whoever has waited for it.
-                self.spent = processor_ms()
-            self.spent.subtract(before)
-
-        return counted
+        return speed_of(self._spark, schema, data.directory, place, self.plans[name][0], events=data.events)
 
     def stateless(self, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> Plan:
         @contextlib.contextmanager
@@ -235,19 +217,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         runs.measure("stateless", small)  # for the JVM, which is slow at first
         for _ in range(args.rounds):
             for name in chosen:
-                is_small = runs.plans[name][1]
                 started = time.perf_counter()
-                data = small if is_small else large
-                rate = runs.measure(name, data)
-                millions = data.events * (1 + 1 / (args.small_batches if is_small else args.batches)) / 1e6
-                spent = {kind: round(ms / 1e3 / millions, 3) for kind, ms in runs.spent.items() if ms > 0}
-                cpu[name] = spent  # of the last round
-                spent["ratio_python_to_jvm"] = round((sum(spent.values()) - spent["jvm"]) / spent["jvm"], 3)
-                print(
-                    f"{name:22} {rate:12,.0f}/s  cpu {spent}  ({time.perf_counter() - started:.1f} s)",
-                    file=sys.stderr,
-                )
-                figures.setdefault(name, []).append(rate)
+                speed = runs.measure(name, small if runs.plans[name][1] else large)
+                print(f"{name:22} {speed}  ({time.perf_counter() - started:.1f} s)", file=sys.stderr)
+                figures.setdefault(name, []).append(speed.rate)
+                cpu[name] = speed.cpu  # of the last round
     medians: dict[str, Any] = {name: round(statistics.median(each)) for name, each in figures.items()}
     medians["cpu"] = cpu
     medians["small_input"] = {"events": small.events, "keys": args.small_keys, "batches": args.small_batches}

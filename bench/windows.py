@@ -7,6 +7,7 @@ one minute, and a batch holds one minute: groups come and go.
 
 - ``tumbling``: count and sum by key and window of five minutes; ``sliding``: by windows of five minutes, one a minute.
 - ``dedup``: ``dropDuplicatesWithinWatermark`` by key.
+- ``cpu``: seconds of processor, as ``bench spark`` gives them.
 - ``eviction``: processor time of finding a fixed number of due groups among more and more held ones, on a TaskManager.
 """
 
@@ -26,7 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from bench._figures import print_figures
-from bench._stream import add_stream_arguments, events_per_second, session, write_batches
+from bench._stream import Speed, add_stream_arguments, session, speed_of, write_batches
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
 from dstl.rpc.messages import ExpiryPlace, FetchDue
 from dstl.spark import StateBackend
@@ -109,15 +110,15 @@ class Runs:
         self._args, self._spark, self._work = args, spark, work
         self._made = 0
 
-    def measure(self, query: Query, place_of_input: Path, events: int, *, ours: bool) -> float:
-        """Return events per second of the batches after the first."""
+    def measure(self, query: Query, place_of_input: Path, events: int, *, ours: bool) -> Speed:
+        """Run a query over all files."""
         self._made += 1
         place = self._work / f"run-{self._made}"
 
         def plan(df: DataFrame, state: Path) -> contextlib.AbstractContextManager[tuple[DataFrame, str]]:
             return self._plan(query, df.withWatermark("ts", "1 minute"), state, ours=ours)
 
-        return events_per_second(self._spark, SCHEMA, place_of_input, place, plan, events=events, mode=query.mode)
+        return speed_of(self._spark, SCHEMA, place_of_input, place, plan, events=events, mode=query.mode)
 
     @contextlib.contextmanager
     def _plan(self, query: Query, df: DataFrame, place: Path, *, ours: bool) -> Iterator[tuple[DataFrame, str]]:
@@ -154,6 +155,7 @@ def eviction(held: int, rounds: int = 20) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Run every query ``rounds`` times on both sides, in turns, and return the medians."""
     figures: dict[tuple[Query, str], list[float]] = {}
+    cpu: dict[str, dict[str, float]] = {}
     with session("windows", args) as (spark, work):
         events = write_input(work / "input", args, args.events)
         few = write_input(work / "few", args, min(args.events, WARM_UP))
@@ -164,14 +166,16 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for _ in range(args.rounds):
             for query in chosen:
                 for side in ("dstl", "spark"):
-                    rate = runs.measure(query, work / "input", events, ours=side == "dstl")
-                    print(f"{query.query:9} {query.mode:7} {side:6} {rate:12,.0f}/s", file=sys.stderr)
-                    figures.setdefault((query, side), []).append(rate)
+                    speed = runs.measure(query, work / "input", events, ours=side == "dstl")
+                    print(f"{query.query:9} {query.mode:7} {side:6} {speed}", file=sys.stderr)
+                    figures.setdefault((query, side), []).append(speed.rate)
+                    cpu[f"{query.query} {query.mode} {side}"] = speed.cpu  # of the last round
     medians = {where: round(statistics.median(rates)) for where, rates in figures.items()}
     return {
         "runs": [
             {"query": q.query, "mode": q.mode, "dstl": medians[q, "dstl"], "spark": medians[q, "spark"]} for q in chosen
         ],
+        "cpu": cpu,
         "eviction": [eviction(held) for held in args.held],
         "events": events,
         "partitions": args.partitions,
