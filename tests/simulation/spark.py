@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -133,13 +133,13 @@ class QueryLogs:
 
     def rules_of(self, batch: int, run: str) -> list[int]:
         """Return the rows of the broadcast stream in a batch; some batches have none."""
-        return [operation for operation in self.range_of(batch, run) if operation % _RULES_EVERY == 0]
+        return rules_in(self.range_of(batch, run))
 
     def rules_after(self, batch: int) -> Mapping[int, bytes]:
         """Return the broadcast state after a batch, -1 for the empty one: for each rule, the operations behind it."""
         rules: dict[int, bytes] = {}
         for operation in range(self.ends[batch] if batch >= 0 else 0):
-            if operation % _RULES_EVERY == 0:
+            if rules_in([operation]):
                 rules[rule_of(operation)] = rules.get(rule_of(operation), b"") + encode_value([operation])
             if operation in RULE_GOES:
                 del rules[rule_of(operation)]
@@ -168,6 +168,11 @@ def key_group_of(key: Key, max_parallelism: int) -> int:
 def number_of(key: Key) -> int:
     """Return the number of a key."""
     return int(key[4:])
+
+
+def rules_in(operations: Iterable[int]) -> list[int]:
+    """Return those of a batch's operations that are rows of the broadcast stream, too."""
+    return [operation for operation in operations if operation % _RULES_EVERY == 0]
 
 
 def rule_of(operation: int) -> int:

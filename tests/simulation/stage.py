@@ -16,7 +16,7 @@ from tests.simulation.network import NetworkLoop
 from tests.simulation.process import Process
 from tests.simulation.spark import APPENDING, CLOCKED, QueryLogs
 from tests.simulation.store import Stored
-from tests.simulation.user_faces import USER_FACES
+from tests.simulation.user_faces import RULED, USER_FACES
 
 CROWD = 24
 """Key groups of a crowded world, and the most tasks of an operator there: a third, two thirds or all of them."""
@@ -27,6 +27,8 @@ _MISTAKEN = 0.2
 """Share of those that run one whose states cannot follow the stored ones: it is refused, and replaced."""
 _FACED = 0.2
 """Share of the worlds with an operator of a face that is not a clock's."""
+_RULED = 0.08
+"""Share of those with one that has a broadcast stream."""
 _OF_USERS = 0.15
 """Share of those with one that a careless, thorough or late user has written."""
 
@@ -81,7 +83,10 @@ class Stage:
             self.faces += faces.sample(known, faces.choice((1, 1, 2)))
         users = self.rng("user-faces")
         if users.random() < _OF_USERS and not self.is_crowded:
-            self.faces += users.sample(list(USER_FACES), users.choice((1, 1, 2)))
+            self.faces += users.sample([uid for uid in USER_FACES if uid != RULED], users.choice((1, 1, 2)))
+        # Drawn apart, so that other seeds stay what they were.
+        if self.rng("broadcast").random() < _RULED and not self.is_crowded:
+            self.faces.append(RULED)
         self.may_corrupt = FaultKind.SHORT_GET in self.plan.per_request
         self.grace_s = 2 * self.plan.longest_delay_s + 180.0
         self.savepoints: list[Savepoint] = []

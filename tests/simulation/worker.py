@@ -19,6 +19,7 @@ from dstl.rpc.messages import Acknowledgement, Begin, Begun, Write
 from dstl.rpc.protocol import Secret
 from dstl.spark.task_attempt import WorkerProcess, run_attempt
 from dstl.spark.task_definition import PreparedOperator
+from dstl.state.broadcast_state import BroadcastCopies
 from tests.simulation.attempt import Seat, SimulatedAttempt
 from tests.simulation.blocking import Wait
 from tests.simulation.blocking_socket import BlockingSocket
@@ -45,6 +46,7 @@ class Worker:
         self._clock = world.runtime(process.name).clock
         self._connections: dict[Address, Connection] = {}
         self._prepared: dict[str, PreparedOperator] = {}
+        self._copies = BroadcastCopies()
         self._seat: Seat | None = None
 
     async def execute(self, spec: TaskSpec, done: Callable[[BaseException | None], None]) -> None:
@@ -75,8 +77,9 @@ class Worker:
             coordinator=self._coordinator,
             connect=lambda address: _Line(self, attempt, self.connect(address)),
             launch=_refuse_to_launch,
+            copies=self._copies,
         )
-        for _ in run_attempt(operator, spec.task, attempt.rows(), process):
+        for _ in run_attempt(operator, spec.task, attempt.rows(operator.definition), process):
             pass
 
     def connect(self, where: Address) -> Connection:
