@@ -37,7 +37,7 @@ from dstl.spark.operators.aggregation import AggregationDefinition
 from dstl.spark.operators.deduplication import DeduplicationDefinition
 from dstl.spark.operators.grouping import initial_first, take_marks
 from dstl.spark.operators.map_states import MapStatesDefinition
-from dstl.spark.task_definition import PreparedOperator, TaskDefinition
+from dstl.spark.task_definition import EventTime, PreparedOperator, TaskDefinition
 from dstl.state.broadcast_state import rows_of_streams
 from dstl.state.group_state_processor import GroupStateProcessor
 from dstl.state.registry import StateRegistry
@@ -49,7 +49,7 @@ from dstl.state.vectorised.time_windows import TimeWindows
 from dstl.taskmanager.reads import TableSource, client_of
 from materializer.tables import HeapStateTable, StateTable
 from tests.simulation.all_kinds import AllKinds
-from tests.simulation.clocked_model import Batch, Recorder, event_time_ms
+from tests.simulation.clocked_model import DELAY_MS, Batch, Recorder, event_time_ms
 from tests.simulation.evolving import Evolving
 from tests.simulation.face_input import EVENT_TIME, FRONT, KEY, MOMENT, PAIR, ROW, broadcast_rows, input_rows, processed
 from tests.simulation.spark import rules_in
@@ -190,7 +190,7 @@ def _shown(value: Any) -> Any:
     return "nan" if isinstance(value, float) and np.isnan(value) else value
 
 
-def _aggregated(kind: str) -> Callable[..., TaskDefinition]:
+def _aggregated(kind: str, time: EventTime = EVENT_TIME) -> Callable[..., TaskDefinition]:
     def define(uid: str, **place: Any) -> TaskDefinition:
         timed = kind != "groups"
         results = StructType([*KEY.fields, *([StructField("window", _WINDOW)] if timed else [])])
@@ -217,7 +217,7 @@ def _aggregated(kind: str) -> Callable[..., TaskDefinition]:
             placed_by=("key",),
             key_schema=whole.key_schema,
             output=whole.output_schema,
-            event_time=EVENT_TIME if timed else None,
+            event_time=time if timed else None,
             aggregation=whole,
             **place,
         )
@@ -329,11 +329,14 @@ class _Frames(StatefulProcessor):  # type: ignore[misc]
 
 EVOLVING = "evolving"
 """The one whose program has versions."""
+SPARKS = "windows-of-spark"
+"""The one that goes by Spark's watermark: what follows an operator of Spark's own."""
 FACES: Mapping[str, Callable[..., TaskDefinition]] = {
     EVOLVING: processed(lambda: Evolving(0), "row", "none"),
     "event-clock": processed(lambda: Recorder(True), "row"),
     "wall-clock": processed(lambda: Recorder(False), "row", "processingTime"),
     "windows": _aggregated("windows"),
+    SPARKS: _aggregated("windows", EventTime("at", DELAY_MS, follows="spark")),
     "sessions": _aggregated("sessions"),
     "groups": _aggregated("groups"),
     "first-rows": _deduplicated,

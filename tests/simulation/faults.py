@@ -49,6 +49,7 @@ class FaultKind(StrEnum):
     TASK_MANAGER_PAUSE = "task-manager-pause"
     HANG = "task-manager-hangs-for-good"
     TASK_MANAGER_LIVES_ON = "task-manager-lives-on-when-given-up"
+    LAUNCH_FAILURE = "task-manager-launch-comes-to-nothing"
     WORKER_CRASH = "worker-crash"
     WORKER_EXIT = "worker-exit-when-its-task-has-ended"
     SAVEPOINT_CRASH = "savepoint-crash"

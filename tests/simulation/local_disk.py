@@ -78,11 +78,15 @@ class SimulatedDisk:
         self._root: Path | None = None
         self._refusing: set[Path] = set()
 
-    def configure(self, config: TaskManagerConfig, process: Process) -> TaskManagerConfig:
-        """Return the configuration of a TaskManager on this host, whose accesses to the disk may fail from now on."""
+    def attach(self, process: Process) -> None:
+        """Let a process's accesses to the disk fail from now on."""
+        if self.is_used:
+            process.context.run(listen, self._access)
+
+    def configure(self, config: TaskManagerConfig) -> TaskManagerConfig:
+        """Return the configuration of a TaskManager on this host."""
         if not self.is_used:
             return config
-        process.context.run(listen, self._access)
         materialization, batching = config.materialization, config.batching
         if self._caches:
             options = {"cache_bytes": _CACHE_BYTES, "cache_directory": str(self._directory() / "cache")}

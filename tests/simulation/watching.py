@@ -71,7 +71,8 @@ class Watch:
         """Ask for every figure: they are of this query, and of TaskManagers that there are (I12)."""
         service, world = self._service, self._world
         told = await service.task_manager_metrics()
-        names = {each.name for each in world.processes}
+        # Those that hosts launch have the coordinator's names.
+        names = {name for each in world.processes for name in (each.name, each.name.partition(".tm-")[2])}
         members = {each.member_id for each in (*service.fleet.all.values(), *(each.member for each in told))}
         numbers = [each.checkpoint_id for each in service.completed]
         if not members <= names or numbers != sorted(numbers) or service.query_id not in ("", "query"):
