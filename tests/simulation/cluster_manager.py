@@ -50,8 +50,13 @@ class ClusterManager:
         sizes = (batching.segment_size, batching.preemptive_persist_threshold, batching.byte_budget)
         world.is_roomy = min(sizes) >= 1 << 20
 
-    def start_driver(self, batches: int | None = None) -> DriverActor:
-        """Start a driver, whose query ends well after so many batches where a number is given."""
+    def start_driver(self, batches: int | None = None, *, goes_back: bool = False) -> DriverActor:
+        """Start a driver, whose query ends well after so many batches where a number is given.
+
+        Args:
+            batches: Their number.
+            goes_back: It goes on from an older checkpoint where the newest one is damaged.
+        """
         world, rng = self._world, self._world.own_rng
         process = world.process(f"driver-{len(self.drivers) + 1}")
         hosts = world.rng(f"{process.name}:hosts")
@@ -72,6 +77,7 @@ class ClusterManager:
             version=world.deploy(process.name),
             batches=batches,
             slots=slots,
+            goes_back=goes_back,
         )
         before = self.drivers[-1].options if self.drivers else options
         if (before.parallelism, before.task_managers) != (options.parallelism, options.task_managers):

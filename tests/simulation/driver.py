@@ -55,6 +55,8 @@ class DriverOptions:
     """How many there are for it; None: it goes on for ever."""
     slots: tuple[int, ...] = ()
     """Of each executor's host, whose tasks launch TaskManagers; none: the driver starts them."""
+    goes_back: bool = False
+    """``restore="previous"``."""
 
 
 @dataclass(eq=False)
@@ -112,6 +114,7 @@ class DriverActor:
                 task_manager_config=options.task_manager.to_json() if options.slots else b"",
                 task_managers_elsewhere=bool(options.slots),
                 allow_non_restored_state=False,
+                fall_back=options.goes_back,
                 materialization=options.task_manager.materialization,
                 commit_attempts=options.commit_attempts,
             ),
@@ -429,6 +432,8 @@ class DriverActor:
         if isinstance(report, RestoreReport):
             world.restores += 1
             world.trace("restored", f"{self.process.name} {report.checkpoint_id}")
+            if report.lost_batches:
+                world.check.damage.gone_back(self.process.name, report, may=self.options.goes_back)
         else:
             world.check.checkpoint_reported(self.process.name, self.epoch, report)
 

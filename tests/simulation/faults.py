@@ -31,6 +31,7 @@ class FaultKind(StrEnum):
     OUTAGE = "store-outage"
     FULL = f"store-{Fault.FULL}"
     DAMAGED_BASE = "store-damaged-base"
+    DAMAGED_SEGMENT = "store-damaged-segment"
     # The TaskManagers' local disk.
     LOCAL_FULL = "local-disk-full"
     LOCAL_FULL_IN_BASE = "local-disk-full-during-a-base"
