@@ -52,7 +52,7 @@ from tests.simulation.all_kinds import AllKinds
 from tests.simulation.clocked_model import DELAY_MS, Batch, Recorder, event_time_ms
 from tests.simulation.evolving import Evolving
 from tests.simulation.face_input import EVENT_TIME, FRONT, KEY, MOMENT, PAIR, ROW, broadcast_rows, input_rows, processed
-from tests.simulation.spark import rules_in
+from tests.simulation.spark import WALL_CLOCK, rules_in
 from tests.simulation.user_faces import USER_FACES, count_group
 
 Entries = Mapping[tuple[int, int, bytes, bytes], bytes]
@@ -334,7 +334,7 @@ SPARKS = "windows-of-spark"
 FACES: Mapping[str, Callable[..., TaskDefinition]] = {
     EVOLVING: processed(lambda: Evolving(0), "row", "none"),
     "event-clock": processed(lambda: Recorder(True), "row"),
-    "wall-clock": processed(lambda: Recorder(False), "row", "processingTime"),
+    WALL_CLOCK: processed(lambda: Recorder(False), "row", "processingTime"),
     "windows": _aggregated("windows"),
     SPARKS: _aggregated("windows", EventTime("at", DELAY_MS, follows="spark")),
     "sessions": _aggregated("sessions"),

@@ -138,6 +138,7 @@ def run_seed(
                 loop.run_until_complete(dispose(world))
                 world.threads.close()
                 world.disk.remove()
+                world.memory.remove()
         finally:
             asyncio.set_event_loop(None)
             loop.close()

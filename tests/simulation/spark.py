@@ -33,7 +33,8 @@ RULE_GOES, RULES_GO = range(10, 1 << 20, 14), range(24, 1 << 20, 26)
 
 APPENDING = ("one", "two")
 """Operators that append each operation to its key's state."""
-CLOCKED = {"event-clock": True, "wall-clock": False}
+WALL_CLOCK = "wall-clock"
+CLOCKED = {"event-clock": True, WALL_CLOCK: False}
 """Operators with timers and states that expire; True for timers in event time."""
 
 
