@@ -56,9 +56,6 @@ class _TimedTransport:
         self._spent["calls"] += 1
         return _TimedReply(reply, part, self._spent)
 
-    def call(self, message: Call[Any]) -> Any:
-        return self.send(message).result()
-
 
 def _timed(operator: Any, task: Any, batches: Iterable[Any], worker: WorkerProcess) -> Iterator[Any]:
     """Run an attempt as :func:`run_attempt` does, and write its times down."""

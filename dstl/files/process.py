@@ -181,11 +181,6 @@ class FileCoordinator(FileProcess):
         return FoundFile(await (await self.directories.of(path.root)).entry(path.inner, call.run))
 
 
-async def _ask_coordinator(root: str) -> bool:
-    """A host looks for no root: whether there is one its coordinator says."""
-    return True
-
-
 class FileHost(FileProcess):
     """Serves the JVMs of one host for a coordinator elsewhere.
 
@@ -217,7 +212,8 @@ class FileHost(FileProcess):
         self.directories = OpenDirectories(self._opened)
         self.service = FileService(
             self.directories.of,
-            CheckpointRoots(_ask_coordinator),
+            # A host looks for no root: whether there is one its coordinator says.
+            CheckpointRoots(is_root=True),
             secret,
             {Persist: self._persist, Complete: self._complete, Abort: self._abort, EndRun: self._end_run},
         )

@@ -24,11 +24,11 @@ class CheckpointRoots:
     lie as deep as Spark puts them.
 
     Args:
-        is_root: Looks whether a root has a checkpoint; without, only those that are added have one.
+        is_root: Looks whether a root has a checkpoint; or says it of each root that was not added.
     """
 
-    def __init__(self, is_root: Callable[[str], Awaitable[bool]] | None = None) -> None:
-        self._is_root = is_root or _is_never
+    def __init__(self, is_root: Callable[[str], Awaitable[bool]] | bool = False) -> None:
+        self._is_root = is_root
         self._known: set[str] = set()
         self._runs: dict[str, str] = {}
 
@@ -47,11 +47,11 @@ class CheckpointRoots:
         if whole.root in self._known:
             return whole
         for each in inner:
-            if each.root in self._known or (not run and await self._is_root(each.root)):
+            if each.root in self._known or (not run and await self._look(each.root)):
                 return self._found(each, inner[0], run)
         if run and inner:
             return self._found(inner[0], inner[0], run)
-        return self._found(whole, whole, "") if await self._is_root(whole.root) else None
+        return self._found(whole, whole, "") if await self._look(whole.root) else None
 
     def place(self, path: str, run: str) -> FilePath:
         """Return where a file is to be put.
@@ -87,9 +87,8 @@ class CheckpointRoots:
             self._runs.setdefault(run, path.root)
         return path
 
-
-async def _is_never(root: str) -> bool:
-    return False
+    async def _look(self, root: str) -> bool:
+        return self._is_root if isinstance(self._is_root, bool) else await self._is_root(root)
 
 
 class RootProbe:

@@ -96,9 +96,6 @@ class Transport(Protocol):
     def send(self, message: Call[R]) -> Reply[R]:
         """Send a request without waiting for its reply; see :meth:`Connection.send`."""
 
-    def call(self, message: Call[R]) -> R:
-        """Send a request and return its reply; see :meth:`Connection.call`."""
-
 
 class Connection:
     """A blocking connection of one worker to one service. Not thread-safe; make it after any fork.
@@ -178,18 +175,6 @@ class Connection:
         handshake.check_version()
         answer, _ = self._receive(MAX_HANDSHAKE)
         return handshake.finish(answer, vouched=vouched)
-
-    def call(self, message: Call[R]) -> R:
-        """Send a request, wait for its reply and return it; replies of requests before it are kept.
-
-        Raises:
-            DstlError: Whatever the other side raised.
-            Unavailable: The connection broke or timed out; it cannot be used any more.
-            Invalid: The request is too long to be sent.
-            CorruptData: The reply is not one to this request.
-            Closed: Another process made the connection.
-        """
-        return self.send(message).result()
 
     def send(self, message: Call[R]) -> Pending[R]:
         """Send a request and return its reply to come; waits while too many are in flight.

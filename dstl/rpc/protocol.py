@@ -253,11 +253,6 @@ class Framing:
         self._sent = sent
         self._received = received
 
-    @property
-    def is_sealed(self) -> bool:
-        """True where frames carry MACs."""
-        return self._sent is not None
-
     def encode(self, header: dict[str, Any], payload: bytes | memoryview = b"") -> list[bytes | memoryview]:
         """Return the buffers of the next frame to send, which must be sent: its number is used.
 

@@ -121,7 +121,7 @@ def run_attempt(
     agreed = digest_changes(common) if common else b""
     ack = Acknowledgement(task, partition, runner.max_event_time_ms, runner.late_rows, agreed)
     reach("W4")
-    worker.connect(worker.coordinator).call(ack)
+    worker.connect(worker.coordinator).send(ack).result()
     reach("W5")
 
 

@@ -85,11 +85,10 @@ class MemoryLimit:
         )
 
 
-def resident_bytes() -> int:
+def resident_bytes(proc: Path = Path("/proc")) -> int:
     """Return this process's resident memory; where only the highest there was is known, that."""
     try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int((proc / "self" / "statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return highest if sys.platform == "darwin" else highest * 1024
@@ -103,7 +102,7 @@ def read_memory_use(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
         cgroups: Its directory of control groups, of version 2 or 1.
     """
     left = [_host_available(proc), *(_group_available(*group) for group in _groups(proc, cgroups))]
-    return MemoryUse(resident_bytes(), min((each for each in left if each is not None), default=None))
+    return MemoryUse(resident_bytes(proc), min((each for each in left if each is not None), default=None))
 
 
 def _host_available(proc: Path) -> int | None:

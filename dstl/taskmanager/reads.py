@@ -283,10 +283,6 @@ class LocalTransport:
         assert isinstance(message, AttemptCall)
         return Answered(self.source.answer(message))
 
-    def call(self, message: Call[Any]) -> Any:
-        """Answer a read."""
-        return self.send(message).result()
-
 
 def client_of(source: TableSource) -> StateClient:
     """Return what reads a table in this process: the source of a task's state without a TaskManager."""

@@ -101,7 +101,7 @@ def test_the_index_names_writer_metadata_and_numbers_and_tiles_the_segment() -> 
     blocks = [block for log in index.logs for block in log.blocks]
     assert blocks[0].offset == 16
     assert [a.offset + a.length for a in blocks] == [b.offset for b in blocks[1:]] + [index.footer_offset]
-    assert index.logs[0].blocks[0].first_key_group == META_KEY_GROUP
+    assert blocks[0].first_key_group == META_KEY_GROUP
 
 
 def test_small_segments_stay_small(seed: int) -> None:

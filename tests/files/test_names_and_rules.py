@@ -148,13 +148,10 @@ async def test_whatever_a_checkpoint_is_called_its_query_finds_its_files_again(s
 
 
 async def test_a_host_finds_the_files_of_tasks_without_knowing_any_root(seed: int) -> None:
-    async def ask(root: str) -> bool:
-        return True
-
     for root in roots_of(seed, 300):
         for inner in OF_TASKS:
             for run in ("run", ""):
-                roots = CheckpointRoots(ask)
+                roots = CheckpointRoots(is_root=True)
                 assert await roots.find(f"{root}/{inner}", run) == FilePath(root, inner)
                 assert roots.place(f"{root}/{inner}", run) == FilePath(root, inner)
 

@@ -230,7 +230,7 @@ async def test_replies_come_in_the_order_of_the_requests_whatever_is_asked_for_f
             assert connection.in_flight == 10
             assert (pending[4].result().n, connection.in_flight) == (4, 5)
             assert [each.is_done for each in pending] == [True] * 5 + [False] * 5
-            assert connection.call(Echo(10)).n == 10
+            assert connection.send(Echo(10)).result().n == 10
             assert [bytes(each.result().data) for each in pending] == [b"%d" % n for n in range(10)]
             assert connection.in_flight == 0
 

@@ -220,7 +220,7 @@ async def test_a_reply_is_neither_changed_nor_made_up_nor_repeated_on_its_way(at
         worker = Connection(address, SECRET, timeout=5)
         try:
             for _ in range(3):
-                got = worker.call(Get())
+                got = worker.send(Get()).result()
                 assert (got.of, bytes(got.data)) == ("bank", b"state of bank")
         finally:
             assert worker.is_broken
@@ -425,7 +425,7 @@ async def test_frames_between_processes_of_one_user_on_one_host_carry_no_mac() -
         path = str(Path(directory) / "socket")
         await bank.server.listen_unix(path)
         connection = await AsyncConnection.open(Address("here", 0, path), SECRET)
-        assert not connection._framing.is_sealed
+        assert connection._framing._sent is None
         assert (await connection.call(Get())).of == "bank"
         connection.close()
         await bank.server.close()

@@ -97,10 +97,10 @@ async def test_calls_and_errors_of_both_clients() -> None:
 
         def blocking() -> None:
             worker = Connection(address, SECRET)
-            answer = worker.call(Echo(2, b"y" * 300_000))
+            answer = worker.send(Echo(2, b"y" * 300_000)).result()
             assert (answer.n, len(answer.data)) == (2, 300_000)
             with pytest.raises(Fenced):
-                worker.call(Fail())
+                worker.send(Fail()).result()
             assert not worker.is_broken
             worker.close()
             worker.close()
@@ -205,10 +205,10 @@ async def test_a_connection_that_breaks_during_a_call_is_unavailable_and_never_a
         def blocking() -> None:
             worker = Connection(address, SECRET, timeout=0.2)
             with pytest.raises(Unavailable, match="broke during echo"):
-                worker.call(Echo())
+                worker.send(Echo()).result()
             assert worker.is_broken
             with pytest.raises(Unavailable):
-                worker.call(Echo())
+                worker.send(Echo()).result()
 
         await in_thread(blocking)
         done.set()
@@ -265,7 +265,7 @@ async def test_a_service_that_hangs_is_given_up_after_a_time_of_silence() -> Non
         def blocking() -> None:
             worker = Connection(address, SECRET, timeout=1.0)
             with pytest.raises(Unavailable, match="broke during echo: no sign of life for 1 s"):
-                worker.call(Echo())
+                worker.send(Echo()).result()
 
         done.set()
         done.clear()
@@ -327,7 +327,7 @@ def test_who_stood_still_together_with_its_service_gives_it_time_to_go_on() -> N
     call = (
         "import sys; from dstl.rpc.client import *; from worlds.echo import Echo; "
         "where, secret = Address.parse(sys.argv[1]), Secret(bytes.fromhex(sys.argv[2])); "
-        "print(Connection(where, secret, timeout=1.0).call(Echo(7)).n)"
+        "print(Connection(where, secret, timeout=1.0).send(Echo(7)).result().n)"
     )
     with impostor(behave) as address:
         command = [sys.executable, "-c", call, str(address), SECRET.reveal().hex()]
@@ -354,7 +354,7 @@ async def test_a_service_says_that_it_is_at_a_call_whose_mac_waits_for_a_thread(
         def blocking() -> int | None:
             worker = Connection(address, SECRET, timeout=1.0)
             try:
-                return worker.call(message).n
+                return worker.send(message).result().n
             finally:
                 worker.close()
 
@@ -447,13 +447,13 @@ async def test_an_exception_in_the_middle_of_a_call_breaks_the_connection(monkey
 
             monkeypatch.setattr(worker, "_receive", interrupted)
             with pytest.raises(KeyboardInterrupt) as raised:
-                worker.call(Echo(1))
+                worker.send(Echo(1)).result()
             # Its own cause would make an endless chain for whoever looks for the first error.
             assert raised.value.__cause__ is None
             monkeypatch.setattr(worker, "_receive", receive_really)
             assert worker.is_broken
             with pytest.raises(Unavailable):
-                worker.call(Echo(2))
+                worker.send(Echo(2)).result()
 
         await in_thread(blocking)
 
@@ -477,9 +477,9 @@ async def test_a_connection_is_refused_after_a_fork(monkeypatch: pytest.MonkeyPa
             worker = Connection(address, SECRET)
             monkeypatch.setattr("dstl.rpc.client.os.getpid", lambda: worker.pid + 1)
             with pytest.raises(Closed, match="before a fork"):
-                worker.call(Echo(1))
+                worker.send(Echo(1)).result()
             monkeypatch.undo()
-            assert worker.call(Echo(1)).n == 1
+            assert worker.send(Echo(1)).result().n == 1
             worker.close()
 
         await in_thread(blocking)
@@ -613,7 +613,7 @@ async def test_a_unix_socket_is_its_owners_alone(tmp_path: Path) -> None:
 
         def blocking() -> None:
             worker = Connection(Address("elsewhere", 1, path), SECRET)
-            assert worker.call(Echo(8)).n == 8
+            assert worker.send(Echo(8)).result().n == 8
             worker.close()
 
         await in_thread(blocking)

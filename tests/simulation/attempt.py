@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import IntegerType, StructField, StructType
 
 from dstl.errors import Unavailable
-from dstl.state.broadcast_state import BroadcastStream
-from dstl.state.keyed_batch import KEY_GROUP_COLUMN
+from dstl.spark.task_definition import TaskDefinition
 from handles.key_group import range_of_partition
 from tests.simulation.blocking import Wait
-from tests.simulation.face_input import input_mark, input_rows
-from tests.simulation.faces import face_operator
+from tests.simulation.face_input import broadcast_rows, input_mark, input_rows
 from tests.simulation.faults import FaultKind
-from tests.simulation.spark import APPENDING, RULES, TaskSpec, first_keys, key_group_of
+from tests.simulation.spark import TaskSpec, first_keys, key_group_of
 from tests.simulation.world import World
-
-RULE_STREAM = BroadcastStream(RULES, "__dstl_broadcast_0", StructType([StructField("operation", IntegerType())]))
-_CARRIED = pa.list_(pa.struct([("operation", pa.int32())]))
-INPUT_SCHEMA = pa.schema(
-    [("key", pa.binary()), ("operation", pa.int32()), (KEY_GROUP_COLUMN, pa.int32()), (RULE_STREAM.column, _CARRIED)]
-)
 
 
 class SimulatedAttempt:
@@ -65,32 +55,27 @@ class SimulatedAttempt:
             self.world.count(FaultKind.TASK_FAILURE)
             raise Unavailable(f"the task failed at step {step} (simulated)")
 
-    def rows(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of its partition, as Spark's shuffle delivers them: keys in any order, rules behind them."""
+    def rows(self, definition: TaskDefinition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of its partition, as Spark's shuffle delivers them: keys in any order, rules behind them.
+
+        Args:
+            definition: Its operator.
+        """
         self.fail_at(1)
         operations = self.spec.operations
         keys = list(operations)
         if keys and self.has_fault(FaultKind.REORDERED_ROWS):
             self.rng.shuffle(keys)
-        if self.spec.operator not in APPENDING:
-            face = face_operator(self.spec.operator, self.spec.parallelism, self.world.logs.max_parallelism)
-            if face.needs_marks:
-                yield input_mark(face, self.spec.slot)
-            initial = self.initial() if face.has_initial_state else []
-            if keys or initial:
-                yield input_rows(face, {key: operations[key] for key in keys}, initial)
-            return
-        rows = [(key, operation) for key in keys for operation in operations[key]]
-        if rows:
-            groups = [key_group_of(key, self.world.logs.max_parallelism) for key, _ in rows]
-            yield _batch([[key for key, _ in rows], [operation for _, operation in rows], groups, [None] * len(rows)])
-        rules = list(self.spec.rules)
+        if definition.needs_marks:
+            yield input_mark(definition, self.spec.slot)
+        initial = self.initial() if definition.has_initial_state else []
+        if keys or initial:
+            yield input_rows(definition, {key: operations[key] for key in keys}, initial)
+        rules = list(self.spec.rules) if definition.streams else []
         if rules and self.has_fault(FaultKind.REORDERED_ROWS):
             self.rng.shuffle(rules)
         if rules:
-            nulls: list[Any] = [None] * len(rules)
-            marks = [-1 - self.spec.slot] * len(rules)
-            yield _batch([nulls, nulls, marks, [[{"operation": operation}] for operation in rules]])
+            yield broadcast_rows(definition, self.spec.slot, rules)
 
     def initial(self) -> list[bytes]:
         """Return the keys of its partition that begin with a state: those of a query's first batch."""
@@ -109,8 +94,3 @@ class Seat:
     """The place of a worker's one task at a time: what is prepared for all of them finds the current one there."""
 
     attempt: SimulatedAttempt
-
-
-def _batch(columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, INPUT_SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=INPUT_SCHEMA)

@@ -30,11 +30,12 @@ from materializer.tables.base import StateTable
 from materializer.tables.heap import HeapStateTable
 from tests.simulation.calm_audit import CalmAudit
 from tests.simulation.clocked_model import Batch
+from tests.simulation.damage_audit import DamageAudit
 from tests.simulation.directory_audit import DirectoryAudit
 from tests.simulation.face_audit import FaceAudit
 from tests.simulation.faults import FaultKind
 from tests.simulation.raw_store import RawStore
-from tests.simulation.spark import OPERATIONS, WRITERS, TaskSpec, decode_value, keys_of
+from tests.simulation.spark import OPERATIONS, WRITERS, TaskSpec, decode_value, decode_values, keys_of
 from tests.simulation.stage import Stage, driver_of
 from tests.simulation.store import Stored
 from tests.simulation.user_faces import AWAY
@@ -73,6 +74,7 @@ class Auditor:
         self.live: dict[int, ManifestRecord] = {}
         self.faces = FaceAudit(world.logs, world.faces, self.fail, lambda: world.clocks_set, world.version_of)
         self.calm = CalmAudit(world, self.fail)
+        self.damage = DamageAudit(world, self.fail)
         self._world = world
         self._objects = objects
         self._flying: dict[int, ManifestRecord] = {}
@@ -190,7 +192,7 @@ class Auditor:
 
     def _check_growth(self, parent: CompletedCheckpoint, child: CompletedCheckpoint) -> None:
         """A log only grows from parent to child (I9), and the coverage is whole (I1)."""
-        if child.batch_id != parent.batch_id + 1:
+        if not self._world.logs.lost.issuperset(range(parent.batch_id + 1, child.batch_id)):
             self.fail("I9", f"checkpoint {child.checkpoint_id} of batch {child.batch_id} has parent {parent.batch_id}")
         held = log_coverage(child)
         for log_id, before in log_coverage(parent).items():
@@ -269,7 +271,7 @@ class Auditor:
             self.fail(
                 "I7",
                 f"attempt {spec.attempt} of {spec.operator} in batch {spec.batch} ({spec.run}) read the rules "
-                f"{_decoded(rules)}, not {_decoded(expected)}",
+                f"{decode_values(rules)}, not {decode_values(expected)}",
             )
 
     def changing(self, spec: TaskSpec) -> None:
@@ -292,7 +294,8 @@ class Auditor:
         # A read that waits for what is being restored says it through the processor's call.
         if any(isinstance(each, StateTooLarge) for each in (error, *error.args)):
             unexpected = not self._world.fired[FaultKind.MEMORY_FULL]
-        lost = isinstance(error, (MissingState, CorruptData)) and not self._world.may_corrupt
+        lost = not self.damage.is_refusal(error) and not self._world.may_corrupt
+        lost = lost and isinstance(error, (MissingState, CorruptData))
         if self._world.is_calm:
             self.fail("I22", f"attempt {spec.attempt} of batch {spec.batch} has failed without a fault: {error!r}")
         if unexpected or lost:
@@ -368,9 +371,9 @@ class Auditor:
 
     # Whole states.
 
-    async def check_retained(self) -> None:
-        """Restore every checkpoint that a driver would find, whole and in parts (I6, I7, I20)."""
-        for checkpoint in self.retained():
+    async def check_retained(self, newest: int = 0) -> None:
+        """Restore every checkpoint that a driver would find, or so many, whole and in parts (I6, I7, I20)."""
+        for checkpoint in self.retained()[-newest:]:
             self._check_objects(checkpoint)
             parts = 1 + checkpoint.checkpoint_id % 3
             await self._check_restored(checkpoint, dict(self._objects), parts=parts)
@@ -444,7 +447,3 @@ class Auditor:
             and not name.startswith(SAVEPOINTS)
             and not self._directory.may_need(name)
         ]
-
-
-def _decoded(rules: Mapping[int, bytes]) -> dict[int, list[int]]:
-    return {rule: decode_value(value) for rule, value in sorted(rules.items())}

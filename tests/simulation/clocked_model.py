@@ -16,6 +16,8 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import LongType, StructField, StructType
 
+from tests.simulation.spark import QueryLogs
+
 DELAY_MS = 1000
 """How far the watermark stays behind the latest event time."""
 CLOCK_HOLD_MS = 300
@@ -33,6 +35,12 @@ def event_time_ms(operation: int) -> int:
     """Return the event time of a record of the source: some come out of order, and some far too late."""
     scattered = (operation * 2654435761 >> 7) % 4000
     return _EVENT_TIMES_FROM + operation * 400 + scattered - (20_000 if operation % 13 == 12 else 0)
+
+
+def sparks_watermark_ms(logs: QueryLogs, batch: int, run: str = "") -> int:
+    """Return Spark's own watermark of a batch: behind the latest event time of all rows before it."""
+    before = range(logs.range_of(batch, run).start) if batch > 0 else ()
+    return max(0, max(map(event_time_ms, before), default=0) - DELAY_MS)
 
 
 class Recorder(StatefulProcessor):  # type: ignore[misc]

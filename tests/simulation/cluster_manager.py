@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
+from dstl.checkpoint.fleet.resource_manager import ExecutorHosts
 from dstl.options import (
     BatchingOptions,
     CheckpointOptions,
@@ -23,6 +24,8 @@ from tests.simulation.world import World
 _SECRET = Secret.from_text("the secret of a simulated world\n")
 
 
+_SLOTS = (1, 4, 12)
+"""Of an executor's host; one is drawn."""
 _SEEN_S = 5.0
 """How long a program that is refused is let run."""
 
@@ -47,14 +50,25 @@ class ClusterManager:
         sizes = (batching.segment_size, batching.preemptive_persist_threshold, batching.byte_budget)
         world.is_roomy = min(sizes) >= 1 << 20
 
-    def start_driver(self, batches: int | None = None) -> DriverActor:
-        """Start a driver, whose query ends well after so many batches where a number is given."""
+    def start_driver(self, batches: int | None = None, *, goes_back: bool = False) -> DriverActor:
+        """Start a driver, whose query ends well after so many batches where a number is given.
+
+        Args:
+            batches: Their number.
+            goes_back: It goes on from an older checkpoint where the newest one is damaged.
+        """
         world, rng = self._world, self._world.own_rng
         process = world.process(f"driver-{len(self.drivers) + 1}")
+        hosts = world.rng(f"{process.name}:hosts")
+        slots = tuple(hosts.choice(_SLOTS) for _ in range(hosts.choice((1, 2, 2, 3)))) if world.launches else ()
+        parallelism = rng.randrange(1, 4) * (CROWD if world.is_crowded else 3) // 3
+        task_managers = rng.choice((1, 1, 2, 3))
+        follows = bool(slots) and hosts.random() < 0.5
+        world.task_managers = ExecutorHosts(len(slots), 0.0, slots).task_managers if follows else task_managers
         options = DriverOptions(
             operators=(*world.operators, *world.faces),
-            parallelism=rng.randrange(1, 4) * (CROWD if world.is_crowded else 3) // 3,
-            task_managers=rng.choice((1, 1, 2, 3)),
+            parallelism=parallelism,
+            task_managers=None if follows else task_managers,
             secret=_SECRET,
             checkpoints=self._checkpoints,
             task_manager=self._task_manager,
@@ -62,15 +76,16 @@ class ClusterManager:
             commit_attempts=rng.choice((8, 8, 3)),
             version=world.deploy(process.name),
             batches=batches,
+            slots=slots,
+            goes_back=goes_back,
         )
         before = self.drivers[-1].options if self.drivers else options
         if (before.parallelism, before.task_managers) != (options.parallelism, options.task_managers):
             world.count(FaultKind.RESCALE)
-        world.task_managers = options.task_managers
         driver = DriverActor(world, process, options)
         self.drivers.append(driver)
         world.drivers_started += 1
-        world.trace("driver", f"{process.name} x{options.parallelism} on {options.task_managers}")
+        world.trace("driver", f"{process.name} x{options.parallelism} on {world.task_managers}")
         process.spawn(driver.run(), "main")
         return driver
 
@@ -132,12 +147,5 @@ def _draw_options(
         min_live_share=rng.choice((0.0, 0.5, 0.9)),
         publish_within_s=rng.choice((1.0, 30.0)),
     )
-    config = TaskManagerConfig(
-        "sim://",
-        max_parallelism=max_parallelism,
-        batching=batching,
-        upload=upload,
-        hedging=hedging,
-        materialization=materialization,
-    )
-    return checkpoints, config
+    given = (batching, upload, hedging, materialization, None, None, None)
+    return checkpoints, TaskManagerConfig.resolve("sim://", "heap", max_parallelism, given, {}, {})

@@ -1,6 +1,8 @@
-"""Bits that the disks of a simulated store have lost, of the newest base of a key group, until a replica helps.
+"""Bits that the disks of a simulated store have lost.
 
-The log goes back to the base before it, or to the beginning: no query may fail of it, and no state be another.
+Where it is the newest base of a key group, until a replica helps, the log goes back to the base before it, or to the
+beginning: no query may fail of it, and no state be another. Where it is a segment of the log, when everything is over
+and no replica helps, the query refuses to go on, or goes on from an older checkpoint where it may.
 """
 
 from __future__ import annotations
@@ -8,11 +10,23 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from dstl.checkpoint.manifest.format import manifest_sequence
+from dstl.errors import DstlError
+from handles.checkpoint import CompletedCheckpoint
+from handles.key_group import KeyGroupRange
 from handles.materialized_handle import MaterializedStateHandle
+from materializer.restore.restore import restore_tables
+from materializer.tables import HeapStateTable
+from tests.simulation.cluster_manager import ClusterManager
+from tests.simulation.raw_store import RawStore
 from tests.simulation.store import Stored
+from tests.simulation.virtual_time import seeded_runtime
 from tests.simulation.world import World
 
 _AGAIN_S = 0.5
+_SEGMENTS = 1.0
+"""Share of the worlds in which one is damaged in the end, where nothing else was done to what they have left."""
+_GOES_ON_S = 900.0
 
 
 def damage_base(world: World, rng: random.Random) -> None:
@@ -34,6 +48,59 @@ def damage_base(world: World, rng: random.Random) -> None:
     world.trace("damaged", name)
     for each in world.running("tm"):
         each.kill()
+
+
+async def meet_damaged_segment(world: World, cluster: ClusterManager) -> None:
+    """Flip a bit of a segment that the newest checkpoint names, in some worlds, and start the query again (I6).
+
+    It goes on as if nothing was wrong where it does not need that; else it refuses, and names the object, until it is
+    told that it may go back: then it goes on from the newest checkpoint that is sound, and loses what it says.
+    """
+    rng, objects, check = world.rng("damaged-segment"), world.store.objects, world.check
+    retained = check.retained()
+    named = {each.handle.name for each in retained[-1].segments}
+    names = sorted(name for name in named & objects.keys() if manifest_sequence(name) is None)
+    if not names or rng.random() >= _SEGMENTS:
+        return
+    name = rng.choice(names)
+    world.damaged[name] = objects[name]
+    objects[name] = with_flipped_bit(objects[name], rng)
+    world.trace("damaged", name)
+    sound = [each.checkpoint_id for each in retained if await _is_sound(world, each)]
+    if retained[-1].checkpoint_id not in sound:
+        if await _goes_on(world, cluster) or not check.damage.refusals:
+            check.fail("I6", f"the query has not refused to go on: a bit of {name} is wrong")
+        went_back = await _goes_on(world, cluster, goes_back=True)
+        if went_back != bool(sound) or check.damage.went_back != sound[-1:]:
+            check.fail("I6", f"sound are checkpoints {sound}, and the query went back to {check.damage.went_back}")
+        if not sound:
+            return
+    world.is_calm = True
+    if not world.violated.is_set() and not await _goes_on(world, cluster):
+        check.fail("I6", f"the query does not go on, and needs no bit of {name} that is wrong")
+    world.is_calm = False
+    await check.settle()
+    await check.check_retained(1)
+
+
+async def _is_sound(world: World, checkpoint: CompletedCheckpoint) -> bool:
+    store, groups = RawStore(world.store.objects), KeyGroupRange.all(checkpoint.max_parallelism)
+    try:
+        restored = await restore_tables(checkpoint, store, groups, lambda _: HeapStateTable(), seeded_runtime(0))
+    except DstlError:
+        return False
+    for table in restored.tables.values():
+        table.close()
+    return True
+
+
+async def _goes_on(world: World, cluster: ClusterManager, *, goes_back: bool = False) -> bool:
+    """Start the query for a batch, and return whether it has one more."""
+    before = world.logs.committed
+    driver = cluster.start_driver(1, goes_back=goes_back)
+    await driver.process.wait_dead(_GOES_ON_S)
+    driver.process.kill()
+    return world.logs.committed > before
 
 
 def repair(world: World) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -18,19 +18,20 @@ from dstl.options import CheckpointOptions
 from dstl.rpc.protocol import Secret
 from dstl.taskmanager.config import TaskManagerConfig
 from tests.simulation.checkpoint_directory import CheckpointDirectory
+from tests.simulation.clocked_model import sparks_watermark_ms
+from tests.simulation.faces import SPARKS
 from tests.simulation.faults import FaultKind
+from tests.simulation.fleet import DRIVERS_HOST, SimulatedFleet
 from tests.simulation.operator import simulated_operator
 from tests.simulation.process import Process
 from tests.simulation.program import run_program
 from tests.simulation.spark import ConcurrentUpdate, TaskSpec
-from tests.simulation.taskmanager import TaskManagerActor
 from tests.simulation.watching import Watch, check_progress, name_a_savepoint
 from tests.simulation.worker import Worker
 from tests.simulation.world import World
 
 _MOST_FAILURES = 4  # spark.task.maxFailures
 _HEARTBEAT_S = 60.0
-_MOST_REPLACEMENTS = 100  # then something ends every one
 
 
 class QueryFailed(StreamingQueryException):  # type: ignore[misc]
@@ -43,7 +44,7 @@ class DriverOptions:
 
     operators: tuple[str, ...]
     parallelism: int
-    task_managers: int
+    task_managers: int | None
     secret: Secret
     checkpoints: CheckpointOptions
     task_manager: TaskManagerConfig
@@ -52,6 +53,10 @@ class DriverOptions:
     version: int
     batches: int | None = None
     """How many there are for it; None: it goes on for ever."""
+    slots: tuple[int, ...] = ()
+    """Of each executor's host, whose tasks launch TaskManagers; none: the driver starts them."""
+    goes_back: bool = False
+    """``restore="previous"``."""
 
 
 @dataclass(eq=False)
@@ -71,18 +76,18 @@ class DriverActor:
     def __init__(self, world: World, process: Process, options: DriverOptions) -> None:
         self.process = process
         self.options = options
-        self.task_managers: dict[str, TaskManagerActor] = {}
         self.workers: list[Worker] = []
         self.service: CoordinatorService | None = None
         self._world = world
         self._rng = world.rng(process.name)
+        self.fleet = SimulatedFleet(world, process, self._rng, options.secret, options.slots)
         self._spark = world.rng(f"{process.name}:actions")  # apart, so that what was drawn before it came stays
         self._unread = world.rng(f"{process.name}:unread")
-        self._forgetful = world.rng(f"{process.name}:given-up")
         self._exits = world.rng(f"{process.name}:exits")
         self._kept: dict[tuple[str, int], list[TaskSpec]] = {}
-        self._stages = self._attempts = self._members = self._started_workers = 0
+        self._stages = self._attempts = self._started_workers = 0
         self._running: dict[int, _Running] = {}
+        self._at_work: tuple[str, int] | None = None
         self._directory: CheckpointDirectory | None = None
         self._retired: list[Worker] = []
         process.on_death.append(self._died)
@@ -105,16 +110,21 @@ class DriverActor:
                 options=options.checkpoints,
                 max_parallelism=options.task_manager.max_parallelism,
                 task_managers=options.task_managers,
-                host="simulated",
+                host=DRIVERS_HOST,
+                task_manager_config=options.task_manager.to_json() if options.slots else b"",
+                task_managers_elsewhere=bool(options.slots),
                 allow_non_restored_state=False,
+                fall_back=options.goes_back,
                 materialization=options.task_manager.materialization,
                 commit_attempts=options.commit_attempts,
             ),
             DriverHooks(
                 on_event=self._on_event,
                 on_progress=partial(check_progress, world, self.process.name),
-                on_task_manager_lost=self._replace_task_manager,
+                on_task_manager_lost=self.fleet.replace,
+                executor_hosts=self.fleet.hosts if options.slots else None,
                 execution=self,
+                spark_watermarks=self,
             ),
         )
         commits = self.service.commits
@@ -128,8 +138,7 @@ class DriverActor:
             groups = options.task_manager.max_parallelism
             definition = simulated_operator(operator, options.parallelism, groups, version=options.version)
             await definition.announce_to(self.service)
-        for _ in range(options.task_managers):
-            self._start_task_manager()
+        self.fleet.start(self.service.address, options.task_manager, options.task_managers or 0)
         try:
             await world.threads.run(partial(run_program, self, world, runtime.clock))
             await directory.settle()
@@ -145,6 +154,19 @@ class DriverActor:
     async def is_running(self, run_id: str) -> bool:
         """Return True: of a run that is over, this Spark brings nothing late."""
         return True
+
+    async def of_batch(self, query_id: str) -> Mapping[str, tuple[int, int]] | None:
+        """Return Spark's watermarks of the batch at work, and of the one before it."""
+        if self._at_work is None:
+            return None
+        run, batch = self._at_work
+        mark, late = (sparks_watermark_ms(self._world.logs, number, run) for number in (batch, batch - 1))
+        return {SPARKS: (mark, late)}
+
+    async def batch_done(self, query_id: str, batch_id: int) -> None:
+        """A batch's rows have all gone through: it has begun."""
+        if self._at_work is None or batch_id > self._at_work[1]:
+            self._world.check.fail("I9", f"{self.process.name} has heard of batch {batch_id} before it began")
 
     async def run_query(self, run: str, completed: Callable[[], None]) -> None:
         """Run batches from where Spark's log stands, and tell of each that was completed, until one fails.
@@ -164,6 +186,8 @@ class DriverActor:
         except QueryFailed as error:
             self._failed(error.__cause__)
             raise
+        finally:
+            self._at_work = None
 
     def _failed(self, cause: BaseException | None) -> None:
         if isinstance(cause, Fenced):
@@ -181,6 +205,7 @@ class DriverActor:
                 await directory.write_offsets(run, batch, end)
             else:
                 world.replays += 1
+            self._at_work = run, batch
             world.trace("batch", f"{self.process.name} {run} {batch}")
             await self._batch(run, batch)
             if self._kept:
@@ -390,7 +415,9 @@ class DriverActor:
         assert self.service is not None
         process = self._world.process(f"{self.process.name}.worker-{self._started_workers}")
         process.on_death.append(partial(self._worker_died, process))
-        worker = Worker(self._world, process, self.service.address, self.options.secret)
+        host = self.fleet.host()
+        place = host, partial(self.fleet.launch, host)
+        worker = Worker(self._world, process, self.service.address, self.options.secret, place)
         self.workers.append(worker)
         return worker
 
@@ -400,47 +427,20 @@ class DriverActor:
                 error = ConnectionError("the worker died (simulated)")
                 self.process.post(_settle, running.ended, error, delay=self._rng.uniform(0.001, 0.5))
 
-    def _start_task_manager(self) -> None:
-        self._members += 1
-        member_id = f"{self.process.name}.tm-{self._members}"
-        process = self._world.process(member_id)
-        actor = TaskManagerActor(self._world, process, member_id, self.options.task_manager, self.options.secret)
-        self.task_managers[member_id] = actor
-        assert self.service is not None
-        coordinator = self.service.address
-        process.post(lambda: process.spawn(actor.run(coordinator), "main"), delay=self._rng.uniform(0.01, 0.5))
-        # The launcher sees its children end, also those that have never registered.
-        process.on_death.append(lambda: self.process.post(self._replace_task_manager, member_id, delay=1.0))
-
-    def _replace_task_manager(self, member_id: str) -> None:
-        gone = self.task_managers.pop(member_id, None)
-        if gone is not None:
-            world = self._world
-            if not gone.process.is_dead and not world.plan.healed and self._forgetful.random() < world.plan.lives_on:
-                # Only its lifeline tells it, as soon as it runs and can be reached.
-                world.count(FaultKind.TASK_MANAGER_LIVES_ON)
-                world.trace("given-up", member_id)
-            else:
-                gone.process.kill()
-            if self._members < _MOST_REPLACEMENTS:
-                self._start_task_manager()
-            else:
-                # Every query of this driver fails, for as long as somebody restarts it.
-                self.process.post(self.process.kill)
-
     def _on_event(self, report: CheckpointReport | RestoreReport) -> None:
         world = self._world
         if isinstance(report, RestoreReport):
             world.restores += 1
             world.trace("restored", f"{self.process.name} {report.checkpoint_id}")
+            if report.lost_batches:
+                world.check.damage.gone_back(self.process.name, report, may=self.options.goes_back)
         else:
             world.check.checkpoint_reported(self.process.name, self.epoch, report)
 
     def _died(self) -> None:
         """Do what the operating system does after a driver: children see their input closed, executors end."""
         world, rng = self._world, self._rng
-        for actor in self.task_managers.values():
-            actor.process.post(actor.parent_ended, delay=rng.uniform(0.0, 0.1))
+        self.fleet.driver_died()
         for worker in (*self.workers, *self._retired):
             world.loop.call_later(rng.uniform(0.0, 2.0), worker.process.kill, context=world.context)
 

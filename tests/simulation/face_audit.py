@@ -14,9 +14,17 @@ from typing import Any
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import partition_of, range_of_partition
 from materializer.tables.base import StateTable
-from tests.simulation.clocked_model import CLOCK_HOLD_MS, DELAY_MS, LOOK, Batch, event_time_ms, run_model
+from tests.simulation.clocked_model import (
+    CLOCK_HOLD_MS,
+    DELAY_MS,
+    LOOK,
+    Batch,
+    event_time_ms,
+    run_model,
+    sparks_watermark_ms,
+)
 from tests.simulation.evolving import WRONG
-from tests.simulation.faces import EVOLVING, Output, entries_of, face_operator, run_face, states_of
+from tests.simulation.faces import EVOLVING, SPARKS, Output, entries_of, face_operator, run_face, states_of
 from tests.simulation.spark import CLOCKED, QueryLogs, TaskSpec, first_keys, key_group_of, keys_of
 
 _LATER_MS = 1700
@@ -131,18 +139,21 @@ class FaceAudit:
             self._fail("I8", f"batch {batch} ran at {first} for checkpoint {of}, and at {time} for checkpoint {number}")
         by = checkpoint.run_id, self._clock_jumps()
         self._check_time(checkpoint, time, parent, by)
-        given = Batch(time, parent.watermark_ms, parent.late_watermark_ms)
         operations = self._logs.range_of(batch)
         most = self._logs.max_parallelism
         version = self._version_of(checkpoint.run_id)
         if version < 0:
             self._fail("I21", f"checkpoint {number} is of a program whose states cannot follow the stored ones")
         ran = {
-            uid: self._batch(uid, checkpoint.parent, batch, operations, given, version).ran for uid in self.operators
+            uid: self._batch(
+                uid, checkpoint.parent, batch, operations, self._given(uid, batch, time, parent), version
+            ).ran
+            for uid in self.operators
         }
         latest = max((event_time_ms(each) for each in operations), default=0)
         watermark = parent.watermark_ms
-        if any(face_operator(uid, 1, most).event_time for uid in self.operators):
+        times = [face_operator(uid, 1, most).event_time for uid in self.operators]
+        if any(each is not None and each.follows is None for each in times):
             watermark = max(watermark, latest - DELAY_MS)
         self._known[number] = _Known(
             batch,
@@ -183,7 +194,7 @@ class FaceAudit:
         if parent is None:
             self._fail("I9", f"attempt {spec.attempt} builds on checkpoint {parent_id}, which was never committed")
             return
-        expected = Batch(given.time_ms, parent.watermark_ms, parent.late_watermark_ms)
+        expected = self._given(spec.operator, spec.batch, given.time_ms, parent, spec.run)
         if given != expected:
             self._fail("I9", f"attempt {spec.attempt} of batch {spec.batch} was given {given}, not {expected}")
         groups = self._logs.max_parallelism
@@ -237,6 +248,13 @@ class FaceAudit:
             elif found != right:
                 place = min(each for each in {*found, *right} if found.get(each) != right.get(each))
                 self._fail("I6", f"{what} has {found.get(place)!r} at {place}, not {right.get(place)!r}")
+
+    def _given(self, uid: str, batch: int, time_ms: int, parent: _Known, run: str = "") -> Batch:
+        """Return the times of a batch of an operator: its watermarks are Spark's, or what the checkpoint says."""
+        if uid == SPARKS:
+            marks = (sparks_watermark_ms(self._logs, number, run) for number in (batch, batch - 1))
+            return Batch(time_ms, *marks)
+        return Batch(time_ms, parent.watermark_ms, parent.late_watermark_ms)
 
     def _parent(self, checkpoint_id: int | None) -> _Known | None:
         return self._known.get(checkpoint_id) if checkpoint_id else _NOTHING

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -23,13 +24,14 @@ from pyspark.sql.types import (
 
 from dstl.spark.operators.processor import ProcessorDefinition
 from dstl.spark.task_definition import EventTime, TaskDefinition
+from dstl.state.broadcast_state import BroadcastStream
 from dstl.state.descriptor import DeclaredSchemas
 from dstl.state.frames.row_writer import arrow_schema
 from dstl.state.group_state_processor import TIMEOUT_COLUMN
 from dstl.state.keyed_batch import INITIAL_STATE_COLUMN, KEY_GROUP_COLUMN, Style
 from dstl.state.vectorised.aggregation import LATE
 from tests.simulation.clocked_model import DELAY_MS, event_time_ms
-from tests.simulation.spark import key_group_of, number_of
+from tests.simulation.spark import RULES, key_group_of, number_of
 
 MOMENT = TimestampType()
 FRONT = [StructField("key", BinaryType()), StructField("operation", IntegerType())]
@@ -53,6 +55,13 @@ INITIAL = StructType([StructField("n", LongType()), StructField(TIMEOUT_COLUMN, 
 """What a key has before the query begins."""
 _INITIAL_EVERY = 3
 """One key in so many has nothing then."""
+RULE_STREAM = BroadcastStream(RULES, "__dstl_broadcast_0", StructType(FRONT[1:]))
+WEIGHT_STREAM = BroadcastStream(
+    "weights",
+    "__dstl_broadcast_0",
+    StructType([StructField("weight", DoubleType()), StructField("pair", PAIR), NUMBER]),
+)
+"""Another operator's: rows that only the last of their columns tell from each other."""
 _COLUMNS = {
     **{field.name: pa.field(field.name, arrow_schema(ROW).field(field.name).type) for field in ROW.fields},
     KEY_GROUP_COLUMN: pa.field(KEY_GROUP_COLUMN, pa.int32()),
@@ -105,6 +114,20 @@ def input_mark(definition: TaskDefinition, partition: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{KEY_GROUP_COLUMN: -1 - partition}], schema=_schema(definition))
 
 
+def broadcast_rows(definition: TaskDefinition, partition: int, operations: Sequence[int]) -> pa.RecordBatch:
+    """Return the rows of an operator's broadcast stream, as a partition gets them: behind marks, in any order."""
+    (stream,) = definition.streams
+    rows = []
+    for number in operations:
+        weight = (0.0, -0.0, number / 3, float("nan"))[number // 2 % 4]
+        pair = {"label": None if number % 3 else f"label {number % 7}", "operation": number % 5}
+        row = {"weight": weight, "pair": pair, NUMBER.name: number, "operation": number}
+        rows.append(
+            {KEY_GROUP_COLUMN: -1 - partition, stream.column: [{name: row[name] for name in stream.schema.names}]}
+        )
+    return pa.RecordBatch.from_pylist(rows, schema=_schema(definition))
+
+
 def processed(
     processor: Callable[[], StatefulProcessor],
     style: Style = "pandas",
@@ -145,5 +168,11 @@ def processed(
 
 
 def _schema(definition: TaskDefinition) -> pa.Schema:
-    names = [*definition.input_schema.names, KEY_GROUP_COLUMN]
-    return pa.schema([_COLUMNS[each] for each in names + [INITIAL_STATE_COLUMN] * definition.has_initial_state])
+    more = [KEY_GROUP_COLUMN] + [INITIAL_STATE_COLUMN] * definition.has_initial_state
+    return _schema_of((*definition.input_schema.names, *more), definition.streams)
+
+
+@cache
+def _schema_of(names: Sequence[str], streams: Sequence[BroadcastStream]) -> pa.Schema:
+    carried = [pa.field(each.column, pa.list_(pa.struct(list(arrow_schema(each.schema))))) for each in streams]
+    return pa.schema([*(_COLUMNS[name] for name in names), *carried])

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, timedelta
 from decimal import Decimal
 from functools import cache, lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,10 @@ from pyspark.sql.types import (
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
 from dstl.spark.operators.aggregation import AggregationDefinition
 from dstl.spark.operators.deduplication import DeduplicationDefinition
-from dstl.spark.operators.grouping import initial_first
+from dstl.spark.operators.grouping import initial_first, take_marks
 from dstl.spark.operators.map_states import MapStatesDefinition
-from dstl.spark.task_definition import PreparedOperator, TaskDefinition
+from dstl.spark.task_definition import EventTime, PreparedOperator, TaskDefinition
+from dstl.state.broadcast_state import rows_of_streams
 from dstl.state.group_state_processor import GroupStateProcessor
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
@@ -47,9 +49,10 @@ from dstl.state.vectorised.time_windows import TimeWindows
 from dstl.taskmanager.reads import TableSource, client_of
 from materializer.tables import HeapStateTable, StateTable
 from tests.simulation.all_kinds import AllKinds
-from tests.simulation.clocked_model import Batch, Recorder, event_time_ms
+from tests.simulation.clocked_model import DELAY_MS, Batch, Recorder, event_time_ms
 from tests.simulation.evolving import Evolving
-from tests.simulation.face_input import EVENT_TIME, FRONT, KEY, MOMENT, PAIR, ROW, input_rows, processed
+from tests.simulation.face_input import EVENT_TIME, FRONT, KEY, MOMENT, PAIR, ROW, broadcast_rows, input_rows, processed
+from tests.simulation.spark import WALL_CLOCK, rules_in
 from tests.simulation.user_faces import USER_FACES, count_group
 
 Entries = Mapping[tuple[int, int, bytes, bytes], bytes]
@@ -116,6 +119,13 @@ def run_face(
         )
         arrays = [pa.array(column, each.type) for column, each in zip(columns, CHANGE_SCHEMA, strict=True)]
         held.apply(pa.RecordBatch.from_arrays(arrays, schema=CHANGE_SCHEMA))
+    output: Output = {}
+    taken = [input_rows(definition, rows, initial if definition.has_initial_state else ())]
+    if definition.streams and (rules := rules_in(sorted(chain.from_iterable(rows.values())))):
+        taken.append(broadcast_rows(definition, 0, rules))
+    _, marked, taken = take_marks(taken, [each.column for each in definition.streams])
+    if definition.has_initial_state:
+        taken = initial_first(taken)
     changes: list[pa.RecordBatch] = []
     task = TaskInput(
         source=client_of(held),
@@ -125,11 +135,9 @@ def run_face(
         processing_time_ms=given.time_ms,
         watermark_ms=given.watermark_ms,
         late_watermark_ms=given.late_watermark_ms,
+        broadcast=rows_of_streams(marked, definition.streams),
+        send_broadcast=changes.append,
     )
-    output: Output = {}
-    taken = [input_rows(definition, rows, initial if definition.has_initial_state else ())]
-    if definition.has_initial_state:
-        taken = initial_first(taken)
     for batch in prepared.runner(states).run(definition.arrange(taken), task):
         collect_rows(batch, output)
     for change in changes:
@@ -182,7 +190,7 @@ def _shown(value: Any) -> Any:
     return "nan" if isinstance(value, float) and np.isnan(value) else value
 
 
-def _aggregated(kind: str) -> Callable[..., TaskDefinition]:
+def _aggregated(kind: str, time: EventTime = EVENT_TIME) -> Callable[..., TaskDefinition]:
     def define(uid: str, **place: Any) -> TaskDefinition:
         timed = kind != "groups"
         results = StructType([*KEY.fields, *([StructField("window", _WINDOW)] if timed else [])])
@@ -209,7 +217,7 @@ def _aggregated(kind: str) -> Callable[..., TaskDefinition]:
             placed_by=("key",),
             key_schema=whole.key_schema,
             output=whole.output_schema,
-            event_time=EVENT_TIME if timed else None,
+            event_time=time if timed else None,
             aggregation=whole,
             **place,
         )
@@ -321,11 +329,14 @@ class _Frames(StatefulProcessor):  # type: ignore[misc]
 
 EVOLVING = "evolving"
 """The one whose program has versions."""
+SPARKS = "windows-of-spark"
+"""The one that goes by Spark's watermark: what follows an operator of Spark's own."""
 FACES: Mapping[str, Callable[..., TaskDefinition]] = {
     EVOLVING: processed(lambda: Evolving(0), "row", "none"),
     "event-clock": processed(lambda: Recorder(True), "row"),
-    "wall-clock": processed(lambda: Recorder(False), "row", "processingTime"),
+    WALL_CLOCK: processed(lambda: Recorder(False), "row", "processingTime"),
     "windows": _aggregated("windows"),
+    SPARKS: _aggregated("windows", EventTime("at", DELAY_MS, follows="spark")),
     "sessions": _aggregated("sessions"),
     "groups": _aggregated("groups"),
     "first-rows": _deduplicated,

@@ -31,6 +31,7 @@ class FaultKind(StrEnum):
     OUTAGE = "store-outage"
     FULL = f"store-{Fault.FULL}"
     DAMAGED_BASE = "store-damaged-base"
+    DAMAGED_SEGMENT = "store-damaged-segment"
     # The TaskManagers' local disk.
     LOCAL_FULL = "local-disk-full"
     LOCAL_FULL_IN_BASE = "local-disk-full-during-a-base"
@@ -49,6 +50,7 @@ class FaultKind(StrEnum):
     TASK_MANAGER_PAUSE = "task-manager-pause"
     HANG = "task-manager-hangs-for-good"
     TASK_MANAGER_LIVES_ON = "task-manager-lives-on-when-given-up"
+    LAUNCH_FAILURE = "task-manager-launch-comes-to-nothing"
     WORKER_CRASH = "worker-crash"
     WORKER_EXIT = "worker-exit-when-its-task-has-ended"
     SAVEPOINT_CRASH = "savepoint-crash"

@@ -294,6 +294,9 @@ class FileHostProcess:
             ]
             runtime, open_store = world.runtime(self.process), world.open_store(self.process)
             config = FileConfig.from_json(bytes((await lifeline.call(Enlist(self._name, 1))).config))
+            # They break where the coordinator was silent: then this host is not its own any more.
+            broken = asyncio.ensure_future(calls.wait_closed())
+            broken.add_done_callback(lambda _: lifeline.close())
             host = FileHost(self._name, world.secret, config, runtime, open_store, calls)
             path = f"/of/{self.process.name}"
             own = Address(self._place, await host.service.server.listen_tcp(self._place), path)
@@ -301,6 +304,7 @@ class FileHostProcess:
             await lifeline.call(Register(self._name, 1, own))
             self._host.set_result(host)
             await lifeline.wait_closed_by_peer()
+            broken.cancel()
             await host.close()
         except DstlError:
             pass  # nothing of it is there yet

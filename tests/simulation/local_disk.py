@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from dstl.taskmanager.config import TaskManagerConfig
-from dstl.taskmanager.task_manager import table_directory
+from dstl.taskmanager.task_manager import table_directory, table_opener
 from materializer.local_disk import Access, listen
-from materializer.tables import HeapStateTable, RocksDBOptions, RocksDBStateTable, StateTable
+from materializer.tables import RocksDBOptions, RocksDBStateTable, StateTable
 from tests.simulation.faults import FaultKind, FaultPlan
 from tests.simulation.process import Process
 
@@ -53,6 +53,7 @@ class SimulatedDisk:
 
     Attributes:
         is_used: As given.
+        in_files: Whether tables lie on it.
         full_until: When there is room again.
     """
 
@@ -68,8 +69,8 @@ class SimulatedDisk:
     ) -> None:
         self.is_used = is_used
         self.full_until = 0.0
-        self._in_files = is_used and rng.random() < 0.5
-        self._caches = self.is_used and (not self._in_files or rng.random() < 0.5)
+        self.in_files = is_used and rng.random() < 0.5
+        self._caches = self.is_used and (not self.in_files or rng.random() < 0.5)
         self._loop = loop
         self._rng = rng
         self._plan = plan
@@ -78,24 +79,28 @@ class SimulatedDisk:
         self._root: Path | None = None
         self._refusing: set[Path] = set()
 
-    def configure(self, config: TaskManagerConfig, process: Process) -> TaskManagerConfig:
-        """Return the configuration of a TaskManager on this host, whose accesses to the disk may fail from now on."""
+    def attach(self, process: Process) -> None:
+        """Let a process's accesses to the disk fail from now on."""
+        if self.is_used:
+            process.context.run(listen, self._access)
+
+    def configure(self, config: TaskManagerConfig) -> TaskManagerConfig:
+        """Return the configuration of a TaskManager on this host."""
         if not self.is_used:
             return config
-        process.context.run(listen, self._access)
         materialization, batching = config.materialization, config.batching
         if self._caches:
             options = {"cache_bytes": _CACHE_BYTES, "cache_directory": str(self._directory() / "cache")}
             materialization = materialization.model_copy(update=options)
-        if self._in_files and batching.byte_budget == 4096:
+        if self.in_files and batching.byte_budget == 4096:
             # Sizes of files differ from run to run by some bytes; no decision may hang on them.
             batching = batching.model_copy(update={"byte_budget": 600})
         return replace(config, materialization=materialization, batching=batching)
 
     def opener(self, process: Process) -> Callable[[str], StateTable]:
         """Return what opens the tables of a TaskManager."""
-        if not self._in_files:
-            return lambda operator: HeapStateTable()
+        if not self.in_files:
+            return table_opener("heap", Path())
         parent, numbers = self._directory() / process.name, itertools.count()
         opened: list[RocksDBStateTable] = []
 

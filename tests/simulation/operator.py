@@ -21,7 +21,8 @@ from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN, FrameLimits
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
-from tests.simulation.attempt import RULE_STREAM, Seat
+from tests.simulation.attempt import Seat
+from tests.simulation.face_input import RULE_STREAM
 from tests.simulation.faces import EVOLVING, FACES, face_operator
 from tests.simulation.spark import (
     DIFFERENCES,
@@ -108,7 +109,7 @@ class _Runner:
         """Read each key's operations, send them with the new ones, and yield the rows."""
         attempt, scope = self._seat.attempt, BroadcastScope()
         codec = ValueCodec(RULES, self._rules.value_schemas)
-        rules = BroadcastState(self._rules, codec, task.source, scope, KeyCodec(_RULE))
+        rules = BroadcastState(self._rules, codec, task.source, scope, KeyCodec(_RULE), task.read_broadcast)
         scope.open()
         for each in task.broadcast:
             scope.stream = each.stream.name

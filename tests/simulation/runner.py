@@ -28,7 +28,7 @@ from tests.simulation.audit import Violation
 from tests.simulation.calm_audit import BASES_AFTER
 from tests.simulation.cleaning import clean_now, clean_periodically, sweep_twice
 from tests.simulation.cluster_manager import ClusterManager
-from tests.simulation.damage import repair
+from tests.simulation.damage import meet_damaged_segment, repair
 from tests.simulation.faults import FaultKind, FaultPlan
 from tests.simulation.file_services import FileWorld
 from tests.simulation.nemesis import Nemesis
@@ -138,6 +138,7 @@ def run_seed(
                 loop.run_until_complete(dispose(world))
                 world.threads.close()
                 world.disk.remove()
+                world.memory.remove()
         finally:
             asyncio.set_event_loop(None)
             loop.close()
@@ -260,8 +261,8 @@ async def _phases(world: World, target: int, starts: int | None) -> None:
     await sweep_twice(world)
     await check_savepoints(world)
     await world.check.check_retained()
-    if not world.violated.is_set():
-        await look_at_everything(world)
+    if not world.violated.is_set() and await look_at_everything(world):
+        await meet_damaged_segment(world, cluster)
 
 
 async def _wake_sleepers(world: World, cluster: ClusterManager) -> None:

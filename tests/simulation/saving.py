@@ -71,10 +71,14 @@ async def check_savepoints(world: World) -> None:
         await world.check.check_savepoint(savepoint)
 
 
-async def look_at_everything(world: World) -> None:
-    """List and verify what is there, as an operator of the cluster does, and delete a savepoint: all is sound (I6)."""
+async def look_at_everything(world: World) -> bool:
+    """List and verify what is there, as an operator of the cluster does, and delete a savepoint: all is sound (I6).
+
+    Returns:
+        Whether the query can go on behind it: nothing was rolled back or harmed.
+    """
     process = world.process("world.command-line")
-    await process.spawn(_look(world, process), "main")
+    return await process.spawn(_look(world, process), "main")
 
 
 async def look_before_the_sweep(world: World) -> None:
@@ -90,7 +94,7 @@ async def _verify_strays(world: World, process: Process) -> None:
         world.check.fail("I6", f"before the cleaner has been there, {problems}")
 
 
-async def _look(world: World, process: Process) -> None:
+async def _look(world: World, process: Process) -> bool:
     store, runtime, fail = world.store.client(process), world.runtime(process.name), world.check.fail
     retained = [each.checkpoint_id for each in world.check.retained()]
     verified = await verify_location(store, runtime)
@@ -129,12 +133,12 @@ async def _look(world: World, process: Process) -> None:
             fail("I6", f"listed are savepoints {listing}, and made were {made}")
         if made:
             await delete_savepoint(store, runtime, made.pop(), commit=True)
-    await _roll_back(world, store, runtime)
-    await _damage(world, store, runtime)
+    rolled_back = await _roll_back(world, store, runtime)
+    return not (await _damage(world, store, runtime) or rolled_back)
 
 
-async def _roll_back(world: World, store: ObjectStore, runtime: Runtime) -> None:
-    """Take the last batch of the query back, in some worlds: what is left is whole (I8)."""
+async def _roll_back(world: World, store: ObjectStore, runtime: Runtime) -> bool:
+    """Take the last batch of the query back, in some worlds, and return whether: what is left is whole (I8)."""
     root, plain = backend_root("/jobs/query"), MemoryStore()
 
     def open_store(location: str) -> ObjectStore:
@@ -146,26 +150,28 @@ async def _roll_back(world: World, store: ObjectStore, runtime: Runtime) -> None
     if problems or not retained.issuperset(batches[-1:]):
         world.check.fail("I8", f"commits of {batches} are there, with checkpoints of {sorted(retained)}: {problems}")
     if world.rng("rollback").random() >= _ROLLED_BACK or not retained.issuperset(batches[-2:]) or len(batches) < 2:
-        return
+        return False
     await roll_back(root, batches[-2], runtime, open_store)
     async with opened_files(root, runtime, open_store) as files:
         if files.batches != batches[:-1] or await verify_files(files):
             world.check.fail("I8", f"rolled back to {batches[-2]}, the query has commits of {files.batches}")
+    return True
 
 
-async def _damage(world: World, store: ObjectStore, runtime: Runtime) -> None:
-    """Flip a bit that the last checkpoint needs, in some worlds: verification says so (I6)."""
+async def _damage(world: World, store: ObjectStore, runtime: Runtime) -> bool:
+    """Flip a bit that the last checkpoint needs, in some worlds, and return whether: verification says so (I6)."""
     rng, objects = world.rng("damage"), world.store.objects
     # Records hold more than it needs.
     needed = referenced_objects(world.check.retained()[-1])
     named = [name for name in needed if name in objects and manifest_sequence(name) is None]
     if not named or rng.random() >= _DAMAGED:
-        return
+        return False
     name = rng.choice(sorted(named))
     objects[name] = with_flipped_bit(objects[name], rng)
     verified = await verify_location(store, runtime)
     if not verified.problems:
         world.check.fail("I6", f"a bit of {name} is wrong, and verification finds nothing")
+    return True
 
 
 async def _start_from(world: World, source: ObjectStore, name: str, runtime: Runtime, *, claims: bool) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 
 from dstl.rpc.messages import TaskAttempt
 from handles.key_group import partition_of
@@ -32,7 +33,8 @@ RULE_GOES, RULES_GO = range(10, 1 << 20, 14), range(24, 1 << 20, 26)
 
 APPENDING = ("one", "two")
 """Operators that append each operation to its key's state."""
-CLOCKED = {"event-clock": True, "wall-clock": False}
+WALL_CLOCK = "wall-clock"
+CLOCKED = {"event-clock": True, WALL_CLOCK: False}
 """Operators with timers and states that expire; True for timers in event time."""
 
 
@@ -82,6 +84,7 @@ class QueryLogs:
     Attributes:
         ends: Where each batch ends whose offsets are durable.
         committed: Number of the batches whose commits are durable.
+        lost: Batches whose effects a query has lost that was told to go on without.
         planned: By run, the last batch that it has planned and where that ends.
         deferring: Runs whose commits wait for the next offsets.
     """
@@ -93,6 +96,7 @@ class QueryLogs:
         self.planned: dict[str, tuple[int, int]] = {}
         self.deferring: set[str] = set()
         self.committed = 0
+        self.lost: set[int] = set()
         self._changed = asyncio.Event()
         self._states: dict[int, dict[Key, bytes]] = {}
 
@@ -101,6 +105,11 @@ class QueryLogs:
         if batches > self.committed:
             self.committed = batches
             self._changed.set()
+
+    def lose(self, batches: Iterable[int]) -> None:
+        """What these batches did to the state is lost."""
+        self.lost.update(batches)
+        self._states.clear()
 
     async def reach(self, batches: int, seconds: float) -> bool:
         """Wait until so many batches are committed, for so many seconds at most; returns whether they are."""
@@ -116,6 +125,10 @@ class QueryLogs:
         planned = self.planned.get(run)
         end = planned[1] if planned is not None and planned[0] == batch >= len(self.ends) else self.ends[batch]
         return range(self.ends[batch - 1] if batch else 0, end)
+
+    def effects_of(self, batch: int) -> range:
+        """Return the operations of a batch that the state has."""
+        return range(0) if batch in self.lost else self.range_of(batch)
 
     def key_of(self, operation: int) -> Key:
         """Return the key that an operation appends to."""
@@ -133,13 +146,13 @@ class QueryLogs:
 
     def rules_of(self, batch: int, run: str) -> list[int]:
         """Return the rows of the broadcast stream in a batch; some batches have none."""
-        return [operation for operation in self.range_of(batch, run) if operation % _RULES_EVERY == 0]
+        return rules_in(self.range_of(batch, run))
 
     def rules_after(self, batch: int) -> Mapping[int, bytes]:
         """Return the broadcast state after a batch, -1 for the empty one: for each rule, the operations behind it."""
         rules: dict[int, bytes] = {}
-        for operation in range(self.ends[batch] if batch >= 0 else 0):
-            if operation % _RULES_EVERY == 0:
+        for operation in chain.from_iterable(self.effects_of(each) for each in range(batch + 1)):
+            if rules_in([operation]):
                 rules[rule_of(operation)] = rules.get(rule_of(operation), b"") + encode_value([operation])
             if operation in RULE_GOES:
                 del rules[rule_of(operation)]
@@ -153,7 +166,7 @@ class QueryLogs:
             return {}
         if batch not in self._states:
             state = dict(self.state_after(batch - 1))
-            for operation in self.range_of(batch):
+            for operation in self.effects_of(batch):
                 key = self.key_of(operation)
                 state[key] = state.get(key, b"") + encode_value([operation])
             self._states[batch] = state
@@ -168,6 +181,11 @@ def key_group_of(key: Key, max_parallelism: int) -> int:
 def number_of(key: Key) -> int:
     """Return the number of a key."""
     return int(key[4:])
+
+
+def rules_in(operations: Iterable[int]) -> list[int]:
+    """Return those of a batch's operations that are rows of the broadcast stream, too."""
+    return [operation for operation in operations if operation % _RULES_EVERY == 0]
 
 
 def rule_of(operation: int) -> int:
@@ -193,3 +211,8 @@ def encode_value(operations: Sequence[int]) -> bytes:
 def decode_value(value: bytes) -> list[int]:
     """Return the operations in a state value."""
     return list(struct.unpack(f"<{len(value) // 4}I", value))
+
+
+def decode_values(values: Mapping[int, bytes]) -> dict[int, list[int]]:
+    """Return the operations in the values of some rules."""
+    return {rule: decode_value(value) for rule, value in sorted(values.items())}

@@ -10,13 +10,13 @@ from contextvars import copy_context
 
 from dstl.checkpoint.savepoint.format import Savepoint
 from tests.simulation.evolving import MISTAKES, VERSIONS
-from tests.simulation.faces import EVOLVING, FACES
+from tests.simulation.faces import EVOLVING, FACES, SPARKS
 from tests.simulation.faults import FaultKind, FaultPlan, draw_plan
 from tests.simulation.network import NetworkLoop
 from tests.simulation.process import Process
 from tests.simulation.spark import APPENDING, CLOCKED, QueryLogs
 from tests.simulation.store import Stored
-from tests.simulation.user_faces import USER_FACES
+from tests.simulation.user_faces import RULED, USER_FACES
 
 CROWD = 24
 """Key groups of a crowded world, and the most tasks of an operator there: a third, two thirds or all of them."""
@@ -27,6 +27,12 @@ _MISTAKEN = 0.2
 """Share of those that run one whose states cannot follow the stored ones: it is refused, and replaced."""
 _FACED = 0.2
 """Share of the worlds with an operator of a face that is not a clock's."""
+_BEHIND_SPARK = 0.06
+"""Share of those with one that goes by Spark's own watermark."""
+_LAUNCHES = 0.12
+"""Share of the worlds in which tasks launch TaskManagers on their executors' hosts."""
+_RULED = 0.08
+"""Share of those with one that has a broadcast stream."""
 _OF_USERS = 0.15
 """Share of those with one that a careless, thorough or late user has written."""
 
@@ -51,6 +57,7 @@ class Stage:
         materializes: Whether its TaskManagers make bases, and runs that end wait for them.
         generations: How many bases of a key group are kept.
         is_roomy: Whether nothing makes them store changes before a checkpoint asks.
+        launches: Whether tasks launch TaskManagers on their executors' hosts.
         task_managers: Number of the newest driver's.
         fired: Number of times that each fault has happened.
         drivers_started: Drivers that there have been.
@@ -77,15 +84,21 @@ class Stage:
         self.faces = [uid for uid in CLOCKED if clocks.random() < 0.15 and not self.is_crowded]
         faces = self.rng("faces")
         if faces.random() < _FACED and not self.is_crowded:
-            known = [uid for uid in FACES if uid not in CLOCKED and uid not in USER_FACES]
+            known = [uid for uid in FACES if uid not in {*CLOCKED, *USER_FACES, SPARKS}]
             self.faces += faces.sample(known, faces.choice((1, 1, 2)))
         users = self.rng("user-faces")
         if users.random() < _OF_USERS and not self.is_crowded:
-            self.faces += users.sample(list(USER_FACES), users.choice((1, 1, 2)))
+            self.faces += users.sample([uid for uid in USER_FACES if uid != RULED], users.choice((1, 1, 2)))
+        # Drawn apart, so that other seeds stay what they were.
+        if self.rng("broadcast").random() < _RULED and not self.is_crowded:
+            self.faces.append(RULED)
+        if self.rng("sparks-watermark").random() < _BEHIND_SPARK and not self.is_crowded:
+            self.faces.append(SPARKS)
         self.may_corrupt = FaultKind.SHORT_GET in self.plan.per_request
         self.grace_s = 2 * self.plan.longest_delay_s + 180.0
         self.savepoints: list[Savepoint] = []
         self.violated = asyncio.Event()
+        self.launches = self.rng("launches").random() < _LAUNCHES
         self.is_calm = self.materializes = self.is_roomy = False
         self.generations = 0
         self.task_managers = 0

@@ -333,7 +333,8 @@ class ClientStore:
         def read() -> bytes:
             body = self._store.find(name).body
             if name in self._store.damaged:
-                self._store.count(FaultKind.DAMAGED_BASE)
+                is_segment = name.endswith(".seg")
+                self._store.count(FaultKind.DAMAGED_SEGMENT if is_segment else FaultKind.DAMAGED_BASE)
             return body if byte_range is None else body[byte_range.start : byte_range.stop]
 
         return await self._call("get", check_name(name), read)

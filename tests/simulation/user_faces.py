@@ -25,7 +25,20 @@ from dstl.state.group_state_processor import GroupStateProcessor
 from dstl.state.vectorised.aggregation import LATE, WINDOW_END, WINDOW_START, Aggregate, Aggregation
 from dstl.state.vectorised.time_windows import TimeWindows
 from tests.simulation.clocked_model import event_time_ms
-from tests.simulation.face_input import EVENT_TIME, FRONT, INITIAL, KEY, MOMENT, NUMBER, PAIR, ROW, TAGS, processed
+from tests.simulation.face_input import (
+    EVENT_TIME,
+    FRONT,
+    INITIAL,
+    KEY,
+    MOMENT,
+    NUMBER,
+    PAIR,
+    ROW,
+    TAGS,
+    WEIGHT_STREAM,
+    processed,
+)
+from tests.simulation.spark import RULE_GOES, RULES_GO
 
 _LONG = StructType([StructField("n", LongType())])
 
@@ -194,6 +207,43 @@ class _Careless(StatefulProcessor):  # type: ignore[misc]
         return len(attempts) - done if self._n.get() == before else -1
 
 
+class _Ruled(StatefulProcessor):  # type: ignore[misc]
+    """Weighs rows by what every partition was told, forgets some of that or all, and shows it when a timer fires."""
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._weights = handle.getBroadcastState(WEIGHT_STREAM.name)
+        self._n = handle.getValueState("n", _LONG)
+
+    def handleBroadcastRows(self, name: str, rows: Iterator[Any]) -> None:
+        for row in rows:
+            place = (row.weight,)
+            if row.number in RULES_GO:
+                self._weights.clear()
+            elif row.number in RULE_GOES:
+                self._weights.removeKey(place)
+            elif not self._weights.containsKey(place) or row.number % 3:
+                self._weights.updateValue(place, row)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        before = self._n.get()
+        for row in rows:
+            self._n.update((row.operation,))
+            self._handle.registerTimer(event_time_ms(row.operation) + 900)
+            with suppress(PySparkRuntimeError):
+                self._weights.updateValue((0.5,), (0.5, None, row.operation))
+        yield Row(key=key[0], what=f"{before} {self._told()} {self._weights.getValue((float('nan'),))}")
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        weights = self._handle.getBroadcastState(WEIGHT_STREAM.name)
+        yield Row(key=key[0], what=f"at {expiredTimerInfo.getExpiryTimeInMs()} {weights.exists()} {self._told()}")
+
+    def _told(self) -> str:
+        return repr(sorted(self._weights.values(), key=repr))
+
+
+RULED = "ruled"
+"""The one with a broadcast stream."""
 USER_FACES: Mapping[str, Callable[..., TaskDefinition]] = {
     "totals": _totals,
     "late-rows": _with_late_rows,
@@ -202,6 +252,7 @@ USER_FACES: Mapping[str, Callable[..., TaskDefinition]] = {
         lambda: GroupStateProcessor(count_group, StructType(INITIAL.fields[:1]), "EventTimeTimeout"),
         has_initial_state=True,
     ),
+    RULED: processed(_Ruled, "row", streams=(WEIGHT_STREAM,)),
     "careless": processed(_Careless, "row", shown=_SHOWN, emitted_time="at"),
 }
 """What defines each of them, by uid."""

@@ -49,7 +49,8 @@ class Watch:
             try:
                 await self._rng.choice((self._look_up, self._look_up, self._measure, self._save))()
             except DstlError as error:
-                may_be = self._world.may_corrupt or self._world.fired[FaultKind.DAMAGED_BASE]
+                fired = self._world.fired
+                may_be = self._world.may_corrupt or fired[FaultKind.DAMAGED_BASE] or fired[FaultKind.DAMAGED_SEGMENT]
                 corrupt = isinstance(error, CorruptData) and not may_be
                 if isinstance(error, Invalid) or corrupt:
                     self._world.check.fail("I21", f"{self._process.name} asked its query: {error!r}")
@@ -63,6 +64,7 @@ class Watch:
         found = await self._service.lookups.read(operator, OPERATIONS, key_group_of(key, groups), key)
         shown = decode_value(b"".join(found.values))
         right = [each for each in range(shown[-1] + 1 if shown else 0) if logs.key_of(each) == key]
+        right = [each for each in right if not any(each in logs.range_of(batch) for batch in logs.lost)]
         if shown != right or len(shown) < self._seen.get((operator, key), 0):
             self._world.check.fail("I7", f"{self._process.name} looked {key!r} of {operator} up and found {shown}")
         self._seen[operator, key] = len(shown)
@@ -71,7 +73,8 @@ class Watch:
         """Ask for every figure: they are of this query, and of TaskManagers that there are (I12)."""
         service, world = self._service, self._world
         told = await service.task_manager_metrics()
-        names = {each.name for each in world.processes}
+        # Those that hosts launch have the coordinator's names.
+        names = {name for each in world.processes for name in (each.name, each.name.partition(".tm-")[2])}
         members = {each.member_id for each in (*service.fleet.all.values(), *(each.member for each in told))}
         numbers = [each.checkpoint_id for each in service.completed]
         if not members <= names or numbers != sorted(numbers) or service.query_id not in ("", "query"):

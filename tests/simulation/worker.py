@@ -15,10 +15,11 @@ from dstl.errors import DstlError
 from dstl.rpc.async_connection import AsyncConnection
 from dstl.rpc.client import Address, Connection, Reply
 from dstl.rpc.codec import Call, R
-from dstl.rpc.messages import Acknowledgement, Begin, Begun, Write
+from dstl.rpc.messages import Acknowledgement, Begun, Write
 from dstl.rpc.protocol import Secret
 from dstl.spark.task_attempt import WorkerProcess, run_attempt
 from dstl.spark.task_definition import PreparedOperator
+from dstl.state.broadcast_state import BroadcastCopies
 from tests.simulation.attempt import Seat, SimulatedAttempt
 from tests.simulation.blocking import Wait
 from tests.simulation.blocking_socket import BlockingSocket
@@ -30,21 +31,37 @@ from tests.simulation.spark import APPENDING, TaskSpec
 from tests.simulation.world import World
 
 _NEVER_BEGAN = 1 << 40
-_WATCHED = (Begin, Write, Acknowledgement)
 
 
 class Worker:
-    """One worker process; connections are cached, as in a worker that Spark reuses."""
+    """One worker process; connections are cached, as in a worker that Spark reuses.
 
-    def __init__(self, world: World, process: Process, coordinator: Address, secret: Secret) -> None:
+    Args:
+        world: The world.
+        process: Its own.
+        coordinator: Its driver's.
+        secret: The application's.
+        place: Its host, and what starts a TaskManager of some name there.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        process: Process,
+        coordinator: Address,
+        secret: Secret,
+        place: tuple[str, Callable[[str], None]],
+    ) -> None:
         self.process = process
         self._world = world
         self._coordinator = coordinator
+        self._host, self._launch = place
         self._secret = secret
         self._rng = world.rng(process.name)
         self._clock = world.runtime(process.name).clock
         self._connections: dict[Address, Connection] = {}
         self._prepared: dict[str, PreparedOperator] = {}
+        self._copies = BroadcastCopies()
         self._seat: Seat | None = None
 
     async def execute(self, spec: TaskSpec, done: Callable[[BaseException | None], None]) -> None:
@@ -71,12 +88,13 @@ class Worker:
         self._seat.attempt = attempt
         process = WorkerProcess(
             pid=1,
-            host="simulated",
+            host=self._host,
             coordinator=self._coordinator,
             connect=lambda address: _Line(self, attempt, self.connect(address)),
-            launch=_refuse_to_launch,
+            launch=self._launch,
+            copies=self._copies,
         )
-        for _ in run_attempt(operator, spec.task, attempt.rows(), process):
+        for _ in run_attempt(operator, spec.task, attempt.rows(operator.definition), process):
             pass
 
     def connect(self, where: Address) -> Connection:
@@ -146,10 +164,6 @@ class _Line:
             self._before_acknowledging(message)
         return _Pending(self._connection.send(sent), self._attempt)
 
-    def call(self, message: Call[R]) -> R:
-        """Send a request and return its reply."""
-        return self.send(message).result() if type(message) in _WATCHED else self._connection.call(message)
-
     def _before_acknowledging(self, acknowledgement: Acknowledgement) -> None:
         attempt = self._attempt
         attempt.fail_at(5)
@@ -179,7 +193,3 @@ class _Pending(Generic[R]):
             attempt.parent = answer.parent
             attempt.fail_at(2)
         return answer
-
-
-def _refuse_to_launch(member_id: str) -> None:
-    raise AssertionError(f"a coordinator whose driver starts its TaskManagers has asked a worker to start {member_id}")

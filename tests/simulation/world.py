@@ -15,12 +15,15 @@ from tests.simulation.host_memory import HostMemory, draw_memory
 from tests.simulation.local_disk import SimulatedDisk, draw_disk, uses_disk
 from tests.simulation.network import Network, NetworkLoop
 from tests.simulation.process import Process
+from tests.simulation.spark import WALL_CLOCK
 from tests.simulation.stage import Stage
 from tests.simulation.store import SimulatedStore, Stored
 
 _YEAR_S = 366 * 86400.0
 _DAMAGED = 0.8
 """Share of the worlds in which bases are damaged: it strikes where one is there, and is read before all heals."""
+_EXPIRES = 0.5
+"""Share of those with tables in files that have an operator whose values expire, and are swept out of them."""
 _THREADED = 0.5
 """Share of the worlds in which work in a thread takes time."""
 
@@ -87,11 +90,13 @@ class World(Stage):
         is_used = draw_disk(self.plan, disk) if plan is None else uses_disk(plan)
         self.store.damaged = self.damaged
         self.disk = SimulatedDisk(loop, disk, self.plan, self.count, self.trace, is_used=is_used)
+        if self.disk.in_files and WALL_CLOCK not in self.faces and self.rng("expiry").random() < _EXPIRES:
+            self.faces.append(WALL_CLOCK)
         if plan is None:
             draw_memory(self.plan, self.rng("memory"))
             if self.rng("damaged-bases").random() < _DAMAGED:
                 self.plan.nemesis = (*self.plan.nemesis, FaultKind.DAMAGED_BASE)
-        self.memory = HostMemory(loop, self.plan, self.count, self.trace)
+        self.memory = HostMemory(loop, self.plan, self.rng("memory-of"), self.count, self.trace)
         self.threads = BlockingThreads()
         self.processes: list[Process] = []
         self._clocks: list[_Clock] = []

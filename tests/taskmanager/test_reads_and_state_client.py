@@ -248,9 +248,9 @@ async def test_a_client_of_several_task_managers_reads_as_from_one(seed: int) ->
             client.write(1, changes(put(2, 1, b"k", b"", b"v"), put(3, 1, b"k", b"", b"v")), b"{}")
             client.flush()
             with pytest.raises(Invalid, match="not an Arrow stream"):
-                connections[0][1].call(Write("b", 7, 1, b"", False, b"rubbish"))
+                connections[0][1].send(Write("b", 7, 1, b"", False, b"rubbish")).result()
             with pytest.raises(Invalid, match="field 'keys' that is malformed"):
-                connections[0][1].call(FetchMany("b", 7, (1,), (1,), (5,)))  # type: ignore[arg-type]
+                connections[0][1].send(FetchMany("b", 7, (1,), (1,), (5,))).result()  # type: ignore[arg-type]
             client.write(1, changes(put(7, 1, b"k", b"", b"v")), b"{}")
             client.write(1, changes(put(3, 1, b"k", b"", b"w")), b"{}")
             for late in (client.flush, lambda: client.fetch_many([1], [7], [b"k"]), client.flush):

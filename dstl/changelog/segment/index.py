@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -86,7 +86,7 @@ class BlockEntry(NamedTuple):
     codec: int
 
 
-class BlockTable(Sequence[BlockEntry]):
+class BlockTable:
     """The blocks of one log: metadata first, then by ascending key group.
 
     Kept as columns: an index may have many thousands of blocks, and a reader wants few of them. Immutable.
@@ -116,16 +116,6 @@ class BlockTable(Sequence[BlockEntry]):
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    @overload
-    def __getitem__(self, position: int) -> BlockEntry: ...
-    @overload
-    def __getitem__(self, position: slice) -> list[BlockEntry]: ...
-    def __getitem__(self, position: int | slice) -> BlockEntry | list[BlockEntry]:
-        positions = range(len(self))[position]
-        if isinstance(positions, range):
-            return self._entries(np.arange(len(self))[positions.start : positions.stop : positions.step])
-        return self._entries(np.array([positions]))[0]
 
     def __iter__(self) -> Iterator[BlockEntry]:
         return iter(self._entries(np.arange(len(self))))

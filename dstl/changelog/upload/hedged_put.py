@@ -148,10 +148,6 @@ class Upload:
         """Give it up: its attempts are cancelled and what they may leave is deleted; waiters see ``Closed``."""
         self.fail(Closed(f"upload of {self._size} bytes was given up before it was stored"))
 
-    def add_done_callback(self, callback: Callable[[asyncio.Future[StoredObject]], object]) -> None:
-        """Call back with the settled future, on the loop."""
-        self._future.add_done_callback(callback)
-
     def __await__(self) -> Generator[object, None, StoredObject]:
         return asyncio.shield(self._future).__await__()
 
