@@ -41,7 +41,7 @@ from handles.key_group import KeyGroup, KeyGroupRange
 from materializer.bases.key_group_file import KeyGroupFile, encode_key_group
 from materializer.bases.table_directory import FileBases
 from materializer.expiry import deleted_states, is_deleted
-from materializer.restore.restore import restore_tables
+from materializer.restore.restore import heap_tables
 from materializer.tables import Expired, HeapStateTable, StateTable
 
 _UPLOADS = 3  # times the file's size is what they hold in memory
@@ -369,13 +369,9 @@ async def copy_key_groups(
     total = checkpoint.max_parallelism
     async with FileBases(source, runtime) as files:
         for chunk in key_group_chunks(checkpoint):
-            restored = await restore_tables(checkpoint, source, chunk, lambda _: HeapStateTable(), runtime, files=files)
-            try:
+            async with heap_tables(checkpoint, files, chunk) as tables:
                 for entry in checkpoint.operators:
                     deleted = dict.fromkeys(deleted_states(entry.registry), is_deleted)
-                    await writer.write(entry.uid, restored.tables.pop(entry.uid, None), chunk, deleted)
-            finally:
-                for table in restored.tables.values():
-                    table.close()
+                    await writer.write(entry.uid, tables.pop(entry.uid, None), chunk, deleted)
             if on_progress is not None:
                 on_progress(chunk.end + 1, total)

@@ -27,8 +27,9 @@ from dstl.store import open_store
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
-from materializer.restore.restore import restore_tables
-from materializer.tables import HeapStateTable, StateTable
+from materializer.bases.table_directory import FileBases
+from materializer.restore.restore import heap_tables
+from materializer.tables import StateTable
 
 PLACED = "placed"
 """The key of an entry, decoded, by which it is placed; null in those of broadcast states."""
@@ -75,9 +76,11 @@ class SavedOperator:
                         table.close()
 
     async def _restored(self, store: ObjectStore, key_groups: KeyGroupRange) -> list[StateTable]:
-        runtime = system_runtime()
-        restored = await restore_tables(self.checkpoint, store, key_groups, lambda _: HeapStateTable(), runtime)
-        return list(restored.tables.values())
+        async with (
+            FileBases(store, system_runtime()) as files,
+            heap_tables(self.checkpoint, files, key_groups) as tables,
+        ):
+            return [tables.pop(operator) for operator in list(tables)]
 
 
 class StateDecoder:
