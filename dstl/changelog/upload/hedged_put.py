@@ -101,7 +101,8 @@ class Upload:
     Cancelling an ``await`` of it does not stop it; :meth:`cancel` does. Made by ``Uploader.submit`` only.
 
     Attributes:
-        hedges: Second requests that were sent so far.
+        sent: Requests that were sent so far.
+        hedges: How many of those were second ones.
         critical: True where a checkpoint waits for it.
     """
 
@@ -112,7 +113,6 @@ class Upload:
         data: bytes | memoryview,
         checksum: int,
         critical: bool,
-        on_attempt: Callable[[int, str], None] | None,
     ) -> None:
         self._owner = owner
         self._name_of = name_of
@@ -120,13 +120,12 @@ class Upload:
         self._size = len(data)
         self._checksum = checksum
         self.critical = critical
-        self._on_attempt = on_attempt
         self._future: asyncio.Future[StoredObject] = owner.loop.create_future()
         self._began = owner.clock.now()
         self._ticket = owner.policy.began(self._began, self._size, critical)
         self._active: list[_Attempt] = []
         self._youngest = self._began
-        self._sent = self._tries = self.hedges = self._failures = 0
+        self.sent = self._tries = self.hedges = self._failures = 0
         self._last_error: BaseException | None = None
         self._denied = ""
         self._timer: asyncio.TimerHandle | None = None
@@ -148,10 +147,6 @@ class Upload:
         """Give it up: its attempts are cancelled and what they may leave is deleted; waiters see ``Closed``."""
         self.fail(Closed(f"upload of {self._size} bytes was given up before it was stored"))
 
-    def add_done_callback(self, callback: Callable[[asyncio.Future[StoredObject]], object]) -> None:
-        """Call back with the settled future, on the loop."""
-        self._future.add_done_callback(callback)
-
     def __await__(self) -> Generator[object, None, StoredObject]:
         return asyncio.shield(self._future).__await__()
 
@@ -160,8 +155,8 @@ class Upload:
     def attempt(self, *, hedge: bool) -> None:
         """Send one request, the first, a retry or a hedge, under a new name."""
         owner = self._owner
-        number = self._sent
-        self._sent += 1
+        number = self.sent
+        self.sent += 1
         if hedge:
             self.hedges += 1
         else:
@@ -172,8 +167,6 @@ class Upload:
         )
         try:
             name = self._name_of(number)
-            if self._on_attempt is not None:
-                self._on_attempt(number, name)
         except Exception as error:
             self.fail(error)
             return
@@ -224,7 +217,7 @@ class Upload:
         for attempt in active:
             if attempt is not winner:
                 self._discard(attempt)
-        stored = StoredObject(winner.name, self._size, self._checksum, self._sent, self.hedges > 0)
+        stored = StoredObject(winner.name, self._size, self._checksum, self.sent, self.hedges > 0)
         self._settle(stored=True)
         self._future.set_result(stored)
         owner.settled(self)
@@ -233,7 +226,7 @@ class Upload:
         recorder.observe("uploadSizes", self._size)
         recorder.observe("uploadLatenciesNanos", (now - self._began) * 1e9)
         recorder.observe("attemptsPerUpload", self._failures + 1)
-        recorder.observe("totalAttemptsPerUpload", self._sent)
+        recorder.observe("totalAttemptsPerUpload", self.sent)
 
     def _lost(self, attempt: _Attempt, error: BaseException) -> None:
         """One attempt has failed or is given up; only when it was the last active one does anything follow."""
@@ -254,7 +247,7 @@ class Upload:
             self._arm()
             return
         if self._tries >= owner.options.max_attempts:
-            self.fail(self._given_up(f"{self._sent} attempts failed"))
+            self.fail(self._given_up(f"{self.sent} attempts failed"))
             return
         doublings = self._failures - 1
         base = owner.options.backoff_base_s
