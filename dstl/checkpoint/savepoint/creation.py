@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -68,15 +68,11 @@ class SavepointFileWriter:
     async def write(self, operator: str, table: StateTable | None, key_groups: KeyGroupRange, dropped: Expired) -> None:
         """Add one operator's key groups, without what is dropped; closes the table."""
         table = table if table is not None else HeapStateTable()
-        snapshot = table.snapshot()
-        try:
+        with closing(table), closing(table.snapshot()) as snapshot:
             for group in key_groups:
                 # zstd and the checksum let the loop go on meanwhile.
                 part: KeyGroupFile = await asyncio.to_thread(encode_key_group, snapshot, group, expired=dropped)
                 await self.add(operator, group, part.data, part.rows)
-        finally:
-            snapshot.close()
-            table.close()
 
     async def add(self, operator: str, key_group: KeyGroup, data: bytes, rows: int) -> None:
         """Add a key group that is encoded already, of an operator whose key groups come in ascending order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -66,14 +67,10 @@ class SavedOperator:
         with loop.closing(store):
             for number in (each for batch in batches for each in batch.column(0).to_pylist()):
                 for table in loop.run(self._restored(store, chunks[number])):
-                    snapshot = table.snapshot()
-                    try:
+                    with closing(table), closing(table.snapshot()) as snapshot:
                         for group in chunks[number]:
                             for page in snapshot.entries(group):
                                 yield group, page
-                    finally:
-                        snapshot.close()
-                        table.close()
 
     async def _restored(self, store: ObjectStore, key_groups: KeyGroupRange) -> list[StateTable]:
         async with (
