@@ -120,8 +120,10 @@ class SavepointFileWriter:
         """Wait until at most so many uploads are under way; raises what one of them raised."""
         while len(self._uploads) > most:
             done, self._uploads = await asyncio.wait(self._uploads, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            # All of them are looked at, so that asyncio reports none as lost.
+            for error in [task.exception() for task in done]:
+                if error is not None:
+                    raise error
 
 
 _log = logging.getLogger(__name__)
