@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dstl.changelog.upload.connection_pools import ConnectionPools
@@ -77,22 +78,16 @@ class UploadContext:
         return self.options.attempt_timeout_s + size / self.options.min_throughput
 
 
+@dataclass(slots=True, eq=False)
 class _Attempt:
     """One request under its own name."""
 
-    __slots__ = ("hedge", "lagged", "name", "pool", "started", "task", "upload")
-
-    def __init__(self, upload: Upload, name: str, started: float, hedge: bool, pool: int) -> None:
-        self.upload = upload
-        self.name = name
-        self.started = started
-        self.hedge = hedge
-        self.pool = pool
-        self.lagged = False
-        self.task: asyncio.Task[ObjectInfo] | None = None
-
-    def ended(self, task: asyncio.Task[ObjectInfo]) -> None:
-        self.upload.on_ended(self, task)
+    task: asyncio.Task[ObjectInfo]
+    name: str
+    started: float
+    hedge: bool
+    pool: int
+    lagged: bool = False
 
 
 class Upload:
@@ -170,19 +165,18 @@ class Upload:
         except Exception as error:
             self.fail(error)
             return
-        attempt = _Attempt(self, name, now, hedge, pool)
+        task = owner.loop.create_task(owner.pools.stores[pool].put(name, self._data))
+        attempt = _Attempt(task, name, now, hedge, pool)
         self._active.append(attempt)
         self._youngest = now
-        task = owner.loop.create_task(owner.pools.stores[pool].put(name, self._data))
-        attempt.task = task
         reach("T3")
-        task.add_done_callback(attempt.ended)
+        task.add_done_callback(partial(self._on_ended, attempt))
         self._retry_at = None
         if owner.hedging:
             self._hedge_at = now + owner.policy.delay(self._size, self.critical)
         self._arm()
 
-    def on_ended(self, attempt: _Attempt, task: asyncio.Task[ObjectInfo]) -> None:
+    def _on_ended(self, attempt: _Attempt, task: asyncio.Task[ObjectInfo]) -> None:
         """One request has an answer, or was cancelled."""
         if self._future.done() or attempt not in self._active:
             if not task.cancelled():
@@ -269,8 +263,7 @@ class Upload:
         return given_up
 
     def _discard(self, attempt: _Attempt) -> None:
-        if attempt.task is not None:
-            attempt.task.cancel()
+        attempt.task.cancel()
         self._owner.losers.delete([attempt.name])
         self._owner.pools.closed_one(attempt.pool)
 
@@ -340,8 +333,7 @@ class Upload:
             oldest = self._active[0]
             if not oldest.hedge and not oldest.lagged:
                 owner.policy.learn(now, self._size, now - oldest.started)
-            if oldest.task is not None:
-                oldest.task.cancel()
+            oldest.task.cancel()
             self._lost(oldest, OutcomeUnknown(f"PUT of {oldest.name} had no answer in time"))
             return
         if self._retry_at is not None and now >= self._retry_at:
