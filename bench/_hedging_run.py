@@ -132,19 +132,15 @@ class _Put:
 
     def start(self) -> None:
         body, checksum = self.body
-        upload = self.uploader.submit(
-            self.name, body, critical=self.critical, checksum=checksum, on_attempt=self.attempted
-        )
-        upload.add_done_callback(self.done)
+        upload = self.uploader.submit(self.name, body, critical=self.critical, checksum=checksum)
+        asyncio.ensure_future(upload).add_done_callback(self.done)
 
     def name(self, attempt: int) -> str:
         # Another first path element for each attempt.
         self.shard = (self.shard + 25717) & 0xFFFF
-        return f"{self.shard:04x}/{self.index}-{attempt}"
-
-    def attempted(self, attempt: int, name: str) -> None:
         if attempt:
             self.run.extra()
+        return f"{self.shard:04x}/{self.index}-{attempt}"
 
     def done(self, future: asyncio.Future[StoredObject]) -> None:
         if future.exception() is not None:

@@ -34,10 +34,10 @@ from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.task_manager import Components, QueryState, table_opener
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry, referenced_objects
 from handles.key_group import KeyGroupRange
-from materializer.restore.restore import restore_tables
 from materializer.tables import TableKind
 from tests.simulation.latency import LatencyModel, LatencyParameters, LatencyStore
 from tests.worlds.memory_recorder import MemoryRecorder
+from tests.worlds.restored import restore_tables
 
 GROUPS = 128
 OPERATOR = "bench"

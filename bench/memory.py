@@ -41,8 +41,8 @@ from dstl.taskmanager.memory_limit import resident_bytes
 from dstl.taskmanager.task_manager import table_opener
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
-from materializer.restore.restore import restore_tables
 from materializer.tables import TableKind
+from tests.worlds.restored import restore_tables
 
 BATCH_KEYS = 50_000
 FETCHED = 20_000

@@ -54,7 +54,7 @@ from handles.key_group import KeyGroupRange
 from handles.materialized_handle import KeyGroupBase, generations_of
 from materializer.bases.key_group_index import KeyGroupIndex, read_index
 from materializer.restore.log_replay import replay_steps
-from materializer.restore.restore import restore_tables
+from tests.worlds.restored import restore_tables
 
 ALL = KeyGroupRange.all(GROUPS)
 QUIET = MaterializationOptions(interval_s=1e9, min_pause_s=0, log_to_state_ratio=None, replay_s=None, max_segments=None)

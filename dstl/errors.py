@@ -56,6 +56,8 @@ Messages name the object, the checkpoint and the operator's next step, and never
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 __all__ = [
@@ -81,6 +83,7 @@ __all__ = [
     "clip",
     "error_from_wire",
     "error_to_wire",
+    "named",
 ]
 
 _SHOWN = 200  # a line of a terminal or two
@@ -213,6 +216,17 @@ def _register(kind: type[DstlError]) -> None:
 
 
 _register(DstlError)
+
+
+@contextmanager
+def named(what: str) -> Iterator[None]:
+    """Say in front of what is refused within what it is about; an error of user code names its own."""
+    try:
+        yield
+    except UserCodeError:
+        raise
+    except Invalid as error:
+        raise Invalid(f"{what}: {error}") from error
 
 
 def error_to_wire(error: BaseException) -> tuple[str, str]:

@@ -14,9 +14,9 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar
@@ -215,6 +215,15 @@ async def call_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
         if not running.cancelled():
             running.exception()  # looked at, so that asyncio does not report it as lost
         raise
+
+
+@asynccontextmanager
+async def closed_after(*opened: _Opened) -> AsyncIterator[None]:
+    """Close all of these at the end of a block, the last one first, whatever has happened."""
+    async with AsyncExitStack() as stack:
+        for each in opened:
+            stack.push_async_callback(each.close)
+        yield
 
 
 async def end_tasks(tasks: Iterable[asyncio.Future[Any]]) -> None:

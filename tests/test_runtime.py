@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dstl.runtime import IoLoop
+from dstl.runtime import IoLoop, closed_after
 
 
 def test_a_connection_accepted_while_the_loop_closes_is_not_forgotten_before_it_begins() -> None:
@@ -69,3 +69,21 @@ def test_what_a_program_forgets_to_close_can_store_its_last_objects(tmp_path: Pa
     assert (tmp_path / "store" / "last").exists(), ended.stderr
     assert "cannot schedule" not in ended.stderr
     assert ended.stderr.count("ValueError: and fails then") == (how == "forgotten"), "the closer is called once"
+
+
+async def test_what_is_opened_is_closed_after_a_block_even_where_closing_another_fails() -> None:
+    closed = []
+
+    class Opened:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        async def close(self) -> None:
+            closed.append(self.name)
+            if self.name == "reader":
+                raise OSError(self.name)
+
+    with pytest.raises(OSError, match="reader"):
+        async with closed_after(Opened("store"), Opened("reader")):
+            raise ValueError
+    assert closed == ["reader", "store"]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from dstl.changelog.change_set import ENCODED_AHEAD_BYTES, ChangeSet
 from dstl.changelog.ledger import LogLedger
@@ -16,12 +16,15 @@ from dstl.changelog.object_names import SegmentNames
 from dstl.changelog.segment.encoder import EncodedBlocks, encode_blocks, encode_segment, segment_checksum
 from dstl.changelog.upload.hedged_put import StoredObject, Upload
 from dstl.changelog.upload.uploader import Uploader
-from dstl.changelog.writer import StateChangelogWriter, WriterHost
+from dstl.changelog.writer import StateChangelogWriter
 from dstl.crash_points import reach
 from dstl.metrics import Recorder
 from dstl.options import BatchingOptions
 from dstl.runtime import Backoff, Runtime
 from handles.segment_handle import SegmentHandle, SequenceNumber
+
+if TYPE_CHECKING:
+    from dstl.changelog.storage import StateChangelogStorage
 
 # Up to this, handing over to a thread costs more than the encoding (0.3 ms a change set, 1 ms a megabyte).
 _BYTES_ON_LOOP = 128 << 10
@@ -73,11 +76,11 @@ class SegmentsInFlight:
         options: Thresholds.
         runtime: Clock and ids.
         recorder: ``uploadBatchSizes``, ``segmentsInFlight`` and ``segmentsInlined``.
-        host: The storage.
+        storage: The storage.
 
     Attributes:
-        upload_attempts: PUTs of segments so far, retries and hedges included; an object in parts counts once.
-        hedges: How many of those of the uploads that have ended were hedges.
+        upload_attempts: PUTs of the uploads that have ended, retries and hedges too; an object in parts counts once.
+        hedges: How many of those were hedges.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class SegmentsInFlight:
         options: BatchingOptions,
         runtime: Runtime,
         recorder: Recorder,
-        host: WriterHost,
+        storage: StateChangelogStorage,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._uploader = uploader
@@ -96,7 +99,7 @@ class SegmentsInFlight:
         self._options = options
         self._runtime = runtime
         self._recorder = recorder
-        self._host = host
+        self._storage = storage
         self._seals: dict[int, Seal] = {}
         self._ahead: dict[tuple[str, SequenceNumber], asyncio.Future[EncodedBlocks]] = {}
         self._last_seal = 0
@@ -191,11 +194,11 @@ class SegmentsInFlight:
                 data,
                 critical=seal.critical,
                 checksum=segment_checksum(data),
-                on_attempt=self._count_attempt,
             )
             try:
                 stored = await seal.upload
             finally:
+                self.upload_attempts += seal.upload.sent
                 self.hedges += seal.upload.hedges
         except Exception as error:
             if seal.is_needed:
@@ -207,14 +210,11 @@ class SegmentsInFlight:
         else:
             self._stored(seal, stored)
 
-    def _count_attempt(self, number: int, name: str) -> None:
-        self.upload_attempts += 1
-
     def _resume(self) -> None:
         if self._pause is not None:
             self._pause.cancel()
             self._pause = None
-            self._host.look_soon()
+            self._storage.look_soon()
 
     def _seal_ended(self, seal: Seal, task: asyncio.Task[None]) -> None:
         if seal.id in self._seals:  # cancelled, perhaps before its first step
@@ -246,7 +246,7 @@ class SegmentsInFlight:
         handle = SegmentHandle(stored.name, stored.size, stored.checksum)
         self._failures = 0
         self._resume()
-        self._host.references.track(handle.name, len(seal.sets))
+        self._storage.references.track(handle.name, len(seal.sets))
         self._end(seal, lambda ledger: ledger.stored(seal.id, handle))
 
     def _failed(self, seal: Seal) -> None:
@@ -257,7 +257,7 @@ class SegmentsInFlight:
         self._recorder.gauge("segmentsInFlight", len(self._seals))
         for writer in seal.writers:
             report(writer.ledger)
-            self._host.touched(writer)
+            self._storage.touched(writer)
 
 
 def _cut(picked: Sequence[Picked], segment_size: int) -> Iterator[list[Picked]]:

@@ -40,6 +40,7 @@ class RecordFrame:
         max_raw: Most bytes that a body may unpack to: what a reader allocates for a hostile one.
         too_large: What to do about a larger one, for messages.
         level: Of the body's compression.
+        version: The format that a writer gives its records, and the newest that a reader takes.
         inlines: Whether bytes of other things may stand between magic and body.
     """
 
@@ -49,6 +50,7 @@ class RecordFrame:
     max_raw: int
     too_large: str
     level: int
+    version: int
     inlines: bool = False
 
     def pack(self, plain: dict[str, Any], inlined: Sequence[bytes] = ()) -> bytes:
@@ -66,15 +68,17 @@ class RecordFrame:
         front = b"".join((self.magic, *inlined, body, _LENGTHS.pack(len(body), len(raw))))
         return b"".join((front, _TAIL.pack(google_crc32c.value(front), self.end)))
 
-    def unpack(self, data: bytes, damaged: Callable[[str], CorruptData]) -> Any:
-        """Return the JSON value of a record; everything is verified before anything is parsed.
+    def unpack(self, data: bytes, subject: str, damaged: Callable[[str], CorruptData]) -> dict[str, Any]:
+        """Return the JSON object of a record; everything is verified before anything is parsed.
 
         Args:
             data: The object.
+            subject: Which it is, for messages.
             damaged: Makes the error of what is wrong.
 
         Raises:
             CorruptData: The bytes are not what was written.
+            Invalid: A newer version wrote it.
         """
         if len(data) < len(self.magic) + _FIXED or data[: len(self.magic)] != self.magic:
             raise damaged(f"{len(data)} bytes that do not begin like {self.what}")
@@ -88,9 +92,15 @@ class RecordFrame:
             raise damaged(f"a body of {body_length} bytes, {raw_length} unpacked, is declared")
         body = data[len(data) - _FIXED - body_length : len(data) - _FIXED]
         try:
-            return from_json(decompress(body, raw_length, max_size=self.max_raw), allow_inf_nan=False)
+            plain = from_json(decompress(body, raw_length, max_size=self.max_raw), allow_inf_nan=False)
         except ValueError as error:
             raise damaged(str(error)) from None
+        if not isinstance(plain, dict):
+            raise damaged("its body is no JSON object")
+        version = plain.get("version")
+        if isinstance(version, int) and version > self.version:
+            raise Invalid(f"{subject} has format {version}, this DSTL reads up to {self.version}: upgrade it")
+        return plain
 
 
 def _is_swollen(packed: int, raw: int) -> bool:

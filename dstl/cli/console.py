@@ -27,7 +27,7 @@ from rich.text import Text
 from dstl.errors import CorruptData, DstlError, Invalid, MissingState, OutcomeUnknown, Unavailable
 from dstl.option_sources import resolve
 from dstl.options import S3Options, SealingOptions
-from dstl.runtime import Runtime, system_runtime
+from dstl.runtime import Runtime, closed_after, system_runtime
 from dstl.store.base import ObjectStore
 from dstl.store.location import open_store
 
@@ -171,10 +171,8 @@ def run_at(location: str, endpoint_url: str | None, work: Callable[[ObjectStore,
 
     async def run() -> T:
         store = open_at(location, endpoint_url)
-        try:
+        async with closed_after(store):
             return await work(store, system_runtime())
-        finally:
-            await store.close()
 
     return asyncio.run(run())
 

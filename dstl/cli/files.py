@@ -15,7 +15,7 @@ from dstl.files.forking import release
 from dstl.files.inspection import CheckpointFiles, export_files, opened_files, roll_back, verify_files
 from dstl.monitoring.text import size_text
 from dstl.options import SealingOptions
-from dstl.runtime import Runtime, system_runtime
+from dstl.runtime import Runtime, closed_after, system_runtime
 from dstl.store import open_store
 
 app = console.group("Checkpoint directories of Spark's own operators, on dstl://. List, verify and export only read.")
@@ -95,10 +95,8 @@ def export(
         async def work(files: CheckpointFiles, runtime: Runtime) -> tuple[int, int]:
             # Spark itself is to read it, which knows of no seal.
             plain = open_store(target, console.s3_options(endpoint_url), SealingOptions())
-            try:
+            async with closed_after(plain):
                 return len(files.entries), await export_files(files, plain, on_progress)
-            finally:
-                await plain.close()
 
         count, nbytes = _at(directory, also, endpoint_url, work)
     found = {"directory": directory, "target": target, "files": count, "bytes": nbytes}

@@ -28,7 +28,7 @@ from dstl.demo.supervisor import KILLS, RunFigures, supervise
 from dstl.errors import Invalid
 from dstl.option_sources import resolve
 from dstl.options import S3Options, SealingOptions
-from dstl.runtime import system_runtime
+from dstl.runtime import closed_after, system_runtime
 from dstl.spark.application.environment import check_pyspark
 from dstl.spark.saved_state.reader import read_state
 from dstl.store.location import open_store
@@ -133,12 +133,10 @@ async def _states(config: JobConfig) -> tuple[int, dict[str | None, State]]:
     runtime = system_runtime()
     sealing = resolve("sealing", SealingOptions, None, os.environ, {})  # as the job itself, whose environment this is
     store = open_store(config.location, S3Options(endpoint_url=config.endpoint_url), sealing)
-    try:
+    async with closed_after(store):
         checkpoint = await choose_checkpoint(store, runtime)
         rows = read_state(store, runtime, checkpoint, OPERATOR, STATE_NAME)
         return checkpoint.batch_id + 1, {row.key[0]: row.value async for row in rows}
-    finally:
-        await store.close()
 
 
 def _alerts(work: Path) -> Counter[Alert]:

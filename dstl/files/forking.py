@@ -25,7 +25,7 @@ from dstl.files.query_directory import QueryDirectory
 from dstl.files.reader import FileReader
 from dstl.files.records import OWNER
 from dstl.rpc.fleet_messages import Persisted, PersistedFile, PersistedPart
-from dstl.runtime import Runtime
+from dstl.runtime import Runtime, closed_after
 from handles.file_record import PLAIN, FileEntry, elsewhere, foreign_object
 from handles.key_group import KeyGroupRange
 from handles.segment_handle import SegmentHandle
@@ -115,21 +115,17 @@ async def release(source: str, target: str, runtime: Runtime, open_store: OpenSt
     """
     source, target = (root_of(plain_location_of(each)) for each in (source, target))
     store = open_store(location_of(target))
-    try:
+    async with closed_after(store):
         if file_steps(await ManifestReader(store, runtime).scan(), store.location, OWNER):
             raise Invalid(f"{target} is there, and may need the objects of {source}: delete it first")
-    finally:
-        await store.close()
     directory = opened_directory(source, runtime, open_store)
-    try:
+    async with closed_after(directory):
         await directory.claim()
         held = [entry.path for entry in directory.run.index if entry.path.startswith(f"{_held(target)}/")]
         for path in held:
             await directory.delete(path, "")
         await directory.barriers.flush()
         return len(held)
-    finally:
-        await directory.close()
 
 
 def _held(target: str) -> str:

@@ -22,7 +22,7 @@ from dstl.files.origins import OpenStore, Origins
 from dstl.files.reader import FileReader
 from dstl.files.records import OWNER
 from dstl.files.rules import is_ahead
-from dstl.runtime import Runtime
+from dstl.runtime import Runtime, closed_after
 from dstl.store.base import ObjectStore
 from handles.file_record import FileEntry, foreign_object
 
@@ -85,7 +85,7 @@ async def opened_files(
     origins = Origins(root, also, open_store)
     store, plain = open_store(location_of(root)), open_store(plain_location_of(root))
     reader = FileReader(store, plain, runtime, origins=origins)
-    try:
+    async with closed_after(plain, store, reader):
         index = FileIndex()
         scan = await ManifestReader(store, runtime).scan()
         steps = file_steps(scan, store.location, scan.query_id if is_of_a_backend(root) else OWNER)
@@ -96,10 +96,6 @@ async def opened_files(
         found = (entry for entry in index if not entry.path.startswith(f"{HELD}/"))
         entries = {entry.path: entry for entry in sorted(found, key=lambda each: each.path)}
         yield CheckpointFiles(root, entries, reader, origins)
-    finally:
-        await reader.close()
-        await store.close()
-        await plain.close()
 
 
 async def verify_files(files: CheckpointFiles, on_progress: Progress = lambda done, total: None) -> list[str]:
@@ -151,7 +147,7 @@ async def roll_back(root: str, batch: int, runtime: Runtime, open_store: OpenSto
     if is_of_a_backend(root):
         await _check_retained(root, batch, runtime, open_store)
     directory = opened_directory(root, runtime, open_store)
-    try:
+    async with closed_after(directory):
         await directory.claim()
         paths = {entry.path for entry in directory.run.index}
         gone = {path for path in paths if (barrier_batch(path) or 0) > batch or is_ahead(path, batch + 1)}
@@ -159,8 +155,6 @@ async def roll_back(root: str, batch: int, runtime: Runtime, open_store: OpenSto
         for path in gone:
             await directory.delete(path, "")
         await directory.barriers.flush()
-    finally:
-        await directory.close()
     return sorted(gone)
 
 
@@ -199,9 +193,7 @@ def _shared_files(store: str, content: bytes) -> set[str]:
 
 async def _check_retained(root: str, batch: int, runtime: Runtime, open_store: OpenStore) -> None:
     store = open_store(location_of(root))
-    try:
+    async with closed_after(store):
         retained = (await ManifestReader(store, runtime).scan()).retained
-    finally:
-        await store.close()
     if batch not in [checkpoint.batch_id for checkpoint in retained]:
         raise MissingState(f"{store.location} retains no checkpoint of batch {batch}: see dstl checkpoints list")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 
+from dstl.checkpoint.fleet.members import Member
 from dstl.errors import DstlError, ObjectExists
 from dstl.files.barriers import Barriers
 from dstl.files.config import FileConfig
@@ -13,7 +14,7 @@ from dstl.files.file_log import FileLog
 from dstl.files.file_run import FileRun
 from dstl.files.namespace import METADATA, barrier_batch
 from dstl.files.options import FileOptions
-from dstl.files.participants import Callee, Participants
+from dstl.files.participants import Participants
 from dstl.files.records import OwnRecords, Records
 from dstl.files.riders import Rider
 from dstl.files.rules import batch_of
@@ -174,7 +175,7 @@ class LeaderDirectory(Directory):
 def own_directory(
     root: str,
     log: FileLog,
-    hosts: Mapping[str, Callee],
+    hosts: Mapping[str, Member],
     runtime: Runtime,
     config: FileConfig = FileConfig(""),
 ) -> LeaderDirectory:

@@ -5,23 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Protocol
 
+from dstl.checkpoint.fleet.members import Member
 from dstl.errors import DstlError, TaskManagerLost
 from dstl.files.file_log import ALL_LANES, FileLog
 from dstl.files.file_run import FileRun
-from dstl.rpc.codec import Call, R
 from dstl.rpc.fleet_messages import Abort, Complete, DirectoryCommit, Persist, Persisted
 from handles.segment_handle import SegmentHandle
 
 _log = logging.getLogger(__name__)
-
-
-class Callee(Protocol):
-    """A host that takes files of a directory: a :class:`~dstl.checkpoint.fleet.members.Member`, or a simulated one."""
-
-    async def call(self, message: Call[R], timeout: float = 0.0) -> R:
-        """Call it; it is lost when it has not answered some time after so many seconds."""
 
 
 class Participants:
@@ -45,14 +37,14 @@ class Participants:
     """
 
     def __init__(
-        self, root: str, log: FileLog, run: FileRun, hosts: Mapping[str, Callee] | None = None, timeout_s: float = 0.0
+        self, root: str, log: FileLog, run: FileRun, hosts: Mapping[str, Member] | None = None, timeout_s: float = 0.0
     ) -> None:
         self.root = root
         self.log = log
         self.run = run
         self._hosts = {} if hosts is None else hosts
         self._timeout_s = timeout_s
-        self._asked: dict[str, Callee] = {}
+        self._asked: dict[str, Member] = {}
         self._holders: frozenset[tuple[str, str]] = frozenset()
         self._taken: frozenset[str] = frozenset()
         self._of = ""
@@ -129,7 +121,7 @@ class Participants:
     async def _persist_own(self, version: int) -> list[Persisted]:
         return [await self.log.persist(self._of, ALL_LANES, version)]
 
-    async def _ask(self, member: str, host: Callee, version: int) -> list[Persisted]:
+    async def _ask(self, member: str, host: Member, version: int) -> list[Persisted]:
         commit = DirectoryCommit(self.root, self._of, version)
         try:
             return [await host.call(Persist({}, self._timeout_s, commit), self._timeout_s)]

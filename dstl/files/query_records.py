@@ -13,7 +13,8 @@ from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.manifest.reader import ManifestScan
 from dstl.checkpoint.spark_commit import CheckpointInTheMaking, SparkDirectory
 from dstl.errors import Invalid, ObjectNotFound
-from dstl.files.index import file_steps
+from dstl.files.index import FileIndex, file_steps
+from dstl.files.namespace import METADATA
 from dstl.files.participants import Participants
 from dstl.files.records import Barrier, NextRecord, Records
 from dstl.rpc.fleet_messages import Persisted
@@ -21,9 +22,6 @@ from dstl.runtime import Runtime
 
 WHOLE_EVERY = 20
 """Such an index has no state files, so a whole one is small, and a start reads this many records at most."""
-
-METADATA = "metadata"
-"""Spark's file that names the query."""
 
 
 class QueryRecords(Records):
@@ -149,7 +147,7 @@ class QueryRecords(Records):
         began = self._clock.now()
         scan = await self._manifests.scan()
         self._owner = scan.query_id
-        index = self.run.index = type(self.run.index)()
+        self.run.index = FileIndex()
         skipped = scan.damaged if self._manifests.skips_damaged else {}
         if skipped:
             # A damaged commit is a batch that Spark runs again.
@@ -159,14 +157,9 @@ class QueryRecords(Records):
         # Without a whole one a fence is all that there is.
         is_here = any(record.files is not None and record.files.is_whole for record in scan.records.values())
         steps = file_steps(scan, self.reader.store.location, scan.query_id) if is_here else []
-        for sequence, files in steps:
-            index.apply(files, sequence)
+        await self._take_over(steps, scan.tail, began)
         # Behind damaged records the next one is whole, so that later starts need none of those.
         self._whole = steps[0][0] if steps and not skipped else 0
-        if not steps:
-            await self._adopt()
-        index.take_free(0)
-        self._tail, self._read_at = scan.tail, began
         if not self.is_unknown:
             await self._settle(scan)
 

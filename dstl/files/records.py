@@ -220,6 +220,15 @@ class Records(ABC):
         else:
             await self.participants.reset()
 
+    async def _take_over(self, steps: Sequence[tuple[int, FileRecord]], tail: int, began: float) -> None:
+        """Have the index say what the records of a scan that began then do; without any, what the plain files do."""
+        for sequence, files in steps:
+            self.run.index.apply(files, sequence)
+        if not steps:
+            await self._adopt()
+        self.run.index.take_free(0)
+        self._tail, self._read_at = tail, began
+
     async def _adopt(self) -> None:
         """Take over the plain files that are there; the first record will be a whole one, and have them."""
         plain = self.reader.plain
@@ -319,14 +328,7 @@ class OwnRecords(Records):
             self._read_at = began
             return
         scan = await self._manifests.scan()
-        index = self.run.index
-        steps = file_steps(scan, self.reader.store.location, OWNER)
-        for sequence, files in steps:
-            index.apply(files, sequence)
-        if not steps:
-            await self._adopt()
-        index.take_free(0)
-        self._tail, self._read_at = scan.tail, began
+        await self._take_over(file_steps(scan, self.reader.store.location, OWNER), scan.tail, began)
 
     async def _follow(self) -> bool:
         """Read the records behind those that are known; False where too much has happened since."""

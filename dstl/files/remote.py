@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Protocol
 
 from dstl.errors import Fenced, Invalid, TaskManagerLost
 from dstl.files.directory import Directory, Listed, overlaid
@@ -14,7 +13,8 @@ from dstl.files.namespace import barrier_batch
 from dstl.files.options import FileOptions
 from dstl.files.riders import Rider
 from dstl.files.rules import batch_of, is_late
-from dstl.rpc.codec import Call, Payload, R
+from dstl.rpc.async_connection import AsyncConnection
+from dstl.rpc.codec import Payload
 from dstl.rpc.file_messages import FindFile, ListFiles, ServeRoot, StatFile, StoredFiles
 from dstl.runtime import Runtime
 from handles.file_record import FileEntry
@@ -23,13 +23,6 @@ _log = logging.getLogger(__name__)
 
 _TOGETHER_S = 0.005
 """Tasks that end within so long share a request."""
-
-
-class CoordinatorLink(Protocol):
-    """Calls the coordinator."""
-
-    async def call(self, message: Call[R]) -> R:
-        """Send a request and return its reply."""
 
 
 class RemoteDirectory(Directory):
@@ -49,7 +42,7 @@ class RemoteDirectory(Directory):
         root: str,
         member: str,
         log: FileLog,
-        coordinator: CoordinatorLink,
+        coordinator: AsyncConnection,
         runtime: Runtime,
         options: FileOptions,
     ) -> None:

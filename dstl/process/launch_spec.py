@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -58,7 +59,7 @@ class LaunchSpec:
         told: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
         where = self.coordinator
         told |= {"coordinator": where and [where.host, where.port], "secret": self.secret.reveal()}
-        return base64.b64encode(msgpack.packb(told)) + b"\n"
+        return _line(told)
 
     @staticmethod
     def from_line(line: bytes) -> LaunchSpec:
@@ -127,12 +128,7 @@ class TaskManagerProcess:
 
     def stop(self, timeout: float = 10.0) -> None:
         """Close the pipe, wait for the process to end by itself, and kill it when it does not. Idempotent."""
-        pipe = self._process.stdin
-        if pipe is not None and not pipe.closed:
-            try:
-                pipe.close()
-            except BrokenPipeError:
-                _log.debug("TaskManager %d had closed its input", self._process.pid)
+        _close_input(self._process)
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -152,8 +148,7 @@ def launch_detached(spec: LaunchSpec) -> int:
     environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
     process = _launch(spec, environment, cwd="/")
     _detached.append(process)
-    assert process.stdin is not None
-    process.stdin.close()
+    _close_input(process)
     return process.pid
 
 
@@ -174,3 +169,10 @@ def _launch(spec: LaunchSpec, environment: Mapping[str, str], cwd: str | None = 
         # It has died already, which is reported when its registration does not come.
         _log.warning("TaskManager %s ended at once", spec.member_id)
     return process
+
+
+def _close_input(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    # What a process that has ended did not read is written once more, in vain.
+    with suppress(BrokenPipeError):
+        process.stdin.close()

@@ -23,7 +23,7 @@ from dstl.rpc.codec import Call, R
 from dstl.rpc.fleet_messages import Enlist, Register
 from dstl.rpc.handshake import Role
 from dstl.rpc.server import RpcServer
-from dstl.runtime import Runtime, call_in_thread, end_tasks, system_runtime
+from dstl.runtime import Runtime, call_in_thread, closed_after, end_tasks, system_runtime
 from dstl.store import open_store
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.probe import check_place
@@ -175,10 +175,8 @@ class ProcessLife:
         """Refuse to serve where the driver's location is another place than this host's of the same name."""
         if config.location:
             store = self._open_store(config.location, config.s3, config.sealing)
-            try:
+            async with closed_after(store):
                 await check_place(store, marks, self._spec.host)
-            finally:
-                await store.close()
 
     @asynccontextmanager
     async def _serving(

@@ -4,7 +4,7 @@ from dstl.store.base import ByteRange, ObjectInfo, ObjectStore, check_name
 from dstl.store.instrumented import InstrumentedStore, StoreTotals, VerbTotals
 from dstl.store.local import LocalStore
 from dstl.store.location import open_store
-from dstl.store.memory import MemoryStore, PrefixedStore
+from dstl.store.memory import MemoryStore
 from dstl.store.probe import probe
 from dstl.store.s3 import S3Store
 from dstl.store.sharded import ShardedStore, shard_names
@@ -16,7 +16,6 @@ __all__ = [
     "MemoryStore",
     "ObjectInfo",
     "ObjectStore",
-    "PrefixedStore",
     "S3Store",
     "ShardedStore",
     "StoreTotals",

@@ -17,7 +17,7 @@ from dstl.options import S3Options, SealingOptions
 from dstl.private_file import check_strength, read_private_file
 from dstl.store.base import ObjectStore, check_name
 from dstl.store.local import LocalStore
-from dstl.store.memory import MemoryStore, PrefixedStore
+from dstl.store.memory import MemoryStore
 from dstl.store.s3 import S3Store
 from dstl.store.sealed import SealedStore
 from dstl.store.sharded import ShardedStore
@@ -131,8 +131,7 @@ def _open_one(location: str, options: S3Options) -> ObjectStore:
     if not scheme:
         return LocalStore(name)
     if scheme == "memory":
-        memory = MemoryStore(name)
-        return PrefixedStore(memory, prefix) if prefix else memory
+        return MemoryStore(name, prefix)
     return S3Store(name, prefix, options)
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, insort
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
 
 from dstl.errors import Closed, ObjectExists, ObjectNotFound
 from dstl.runtime import Clock, SystemClock
-from dstl.store.base import ByteRange, ObjectInfo, ObjectStore, check_name
+from dstl.store.base import ByteRange, ObjectInfo, check_name
 
 
 class _Objects:
@@ -36,15 +35,20 @@ class MemoryStore:
     A forked child has its own copy of the objects.
 
     Attributes:
-        location: ``memory://name``.
+        location: ``memory://name/prefix``.
 
     Args:
         name: Stores of the same name in one process hold the same objects; empty for a store of its own.
+        prefix: Objects are those whose names begin with it and a slash, under the rest of their names; empty for all.
         clock: Whose ``wall`` stamps new objects: the "store's clock".
+
+    Raises:
+        Invalid: Name or prefix breaks the grammar.
     """
 
-    def __init__(self, name: str = "", *, clock: Clock | None = None) -> None:
-        self.location = f"memory://{name}"
+    def __init__(self, name: str = "", prefix: str = "", *, clock: Clock | None = None) -> None:
+        self.location = "memory://" + "/".join(filter(None, (name, prefix)))
+        self._prefix = f"{check_name(prefix)}/" if prefix else ""
         self._clock = clock if clock is not None else SystemClock()
         self._closed = False
         if name:
@@ -55,16 +59,16 @@ class MemoryStore:
 
     async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
         """Store an object; see :meth:`ObjectStore.put <dstl.store.base.ObjectStore.put>`."""
-        objects = self._open(name)
+        objects, key = self._objects, self._key(name)
         body = bytes(data)
         modified = self._clock.wall()
         with objects.lock:
-            taken = name in objects.stored
+            taken = key in objects.stored
             if taken and if_absent:
                 raise ObjectExists(f"{self.location}/{name} exists already")
-            objects.stored[name] = (body, modified)
+            objects.stored[key] = (body, modified)
             if not taken:
-                insort(objects.names, name)
+                insort(objects.names, key)
         return ObjectInfo(name, len(body), modified)
 
     async def get(self, name: str, byte_range: ByteRange | None = None) -> bytes:
@@ -79,91 +83,43 @@ class MemoryStore:
 
     async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """Yield objects in name order, as they were when the first was asked for."""
-        objects = self._open()
+        self._check_open()
+        objects, wanted = self._objects, self._prefix + prefix
         found = []
         with objects.lock:
-            at = bisect_left(objects.names, prefix)
-            while at < len(objects.names) and (name := objects.names[at]).startswith(prefix):
-                body, modified = objects.stored[name]
-                found.append(ObjectInfo(name, len(body), modified))
+            at = bisect_left(objects.names, wanted)
+            while at < len(objects.names) and (key := objects.names[at]).startswith(wanted):
+                body, modified = objects.stored[key]
+                found.append(ObjectInfo(key.removeprefix(self._prefix), len(body), modified))
                 at += 1
         for info in found:
             yield info
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects; a name that is already gone is a success."""
-        for name in names:
-            check_name(name)
-        objects = self._open()
+        self._check_open()
+        objects, keys = self._objects, [self._key(name) for name in names]
         with objects.lock:
-            for name in names:
-                if objects.stored.pop(name, None) is not None:
-                    del objects.names[bisect_left(objects.names, name)]
+            for key in keys:
+                if objects.stored.pop(key, None) is not None:
+                    del objects.names[bisect_left(objects.names, key)]
 
     async def close(self) -> None:
         """Refuse further calls; the objects stay for other stores of this name. Idempotent."""
         self._closed = True
 
-    def _open(self, name: str | None = None) -> _Objects:
+    def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"the store {self.location} was closed: open a new one")
-        if name is not None:
-            check_name(name)
-        return self._objects
+
+    def _key(self, name: str) -> str:
+        self._check_open()
+        return self._prefix + check_name(name)
 
     def _find(self, name: str) -> tuple[bytes, float]:
-        objects = self._open(name)
-        with objects.lock:
-            found = objects.stored.get(name)
+        key = self._key(name)
+        with self._objects.lock:
+            found = self._objects.stored.get(key)
         if found is None:
             raise ObjectNotFound(f"no object {self.location}/{name}")
         return found
-
-
-class PrefixedStore:
-    """The objects of another store whose names begin with ``prefix/``, under the rest of their names.
-
-    Args:
-        inner: Closed together with this one.
-        prefix: One or more path elements of the names' grammar.
-
-    Raises:
-        Invalid: The prefix breaks the grammar.
-    """
-
-    def __init__(self, inner: ObjectStore, prefix: str) -> None:
-        self.inner = inner
-        self._prefix = check_name(prefix) + "/"
-
-    @property
-    def location(self) -> str:
-        """The inner location with the prefix behind it."""
-        return f"{self.inner.location.rstrip('/')}/{self._prefix[:-1]}"
-
-    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
-        """Store an object; see :meth:`ObjectStore.put <dstl.store.base.ObjectStore.put>`."""
-        return replace(await self.inner.put(self._full(name), data, if_absent=if_absent), name=name)
-
-    async def get(self, name: str, byte_range: ByteRange | None = None) -> bytes:
-        """Return an object's bytes, or a range of them."""
-        return await self.inner.get(self._full(name), byte_range)
-
-    async def head(self, name: str) -> ObjectInfo:
-        """Return size and age of an object."""
-        return replace(await self.inner.head(self._full(name)), name=name)
-
-    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
-        """Yield objects."""
-        async for info in self.inner.list(self._prefix + prefix):
-            yield replace(info, name=info.name[len(self._prefix) :])
-
-    async def delete(self, names: Sequence[str]) -> None:
-        """Delete objects; a name that is already gone is a success."""
-        await self.inner.delete([self._full(name) for name in names])
-
-    async def close(self) -> None:
-        """Close the inner store. Idempotent."""
-        await self.inner.close()
-
-    def _full(self, name: str) -> str:
-        return self._prefix + check_name(name)

@@ -19,6 +19,7 @@ from dstl.changelog.change_set import OP_PUT, value_offsets
 from dstl.errors import Invalid
 from dstl.rpc.messages import ExpiryPlace
 from materializer.tables import StateTable
+from materializer.tables.columns import key_group_runs
 
 _NEVER = np.iinfo(np.int64).max
 _MAX_OFFSET = 1 << 16  # beyond any row's slots; a forged place must not be believed
@@ -112,7 +113,7 @@ class ExpiryIndex:
         found = _take(found, kept)
         self._runs[key_group] = [run for run in (*rest, found) if len(run)]
         if not with_values:
-            return found.keys, _empty(len(kept))
+            return found.keys, pa.repeat(pa.scalar(b"", pa.binary()), len(kept))
         return found.keys, held.take(pa.array(kept))
 
     def build(self) -> Generator[None]:
@@ -138,13 +139,9 @@ class ExpiryIndex:
         mine = (np.asarray(changes.column("state")) == self._state) & (np.asarray(changes.column("op")) == OP_PUT)
         if not mine.all():
             changes = changes.filter(pa.array(mine))
-        groups = np.asarray(changes.column("key_group"))
-        ends = [*(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)] if len(groups) else []
-        start = 0
-        for stop in ends:
+        for key_group, start, stop in key_group_runs(np.asarray(changes.column("key_group"))):
             part = changes.slice(start, stop - start)
-            self._insert(int(groups[start]), part.column("key"), part.column("value"))
-            start = stop
+            self._insert(key_group, part.column("key"), part.column("value"))
 
     def _insert(self, key_group: int, keys: pa.Array, values: pa.Array) -> None:
         times = expiries_of(keys if self._place.in_key else values, self._place)
@@ -168,8 +165,3 @@ def _merge(runs: Sequence[_Run]) -> _Run:
     times = np.concatenate([run.times for run in runs])
     keys = pa.concat_arrays([run.keys.cast(pa.binary()) for run in runs])
     return _take(_Run(times, keys), np.argsort(times, kind="stable"))
-
-
-def _empty(count: int) -> pa.Array:
-    offsets = pa.py_buffer(np.zeros(count + 1, np.int32))
-    return pa.Array.from_buffers(pa.binary(), count, [None, offsets, pa.py_buffer(b"")])

@@ -11,6 +11,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,12 +107,10 @@ def read_memory_use(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
 
 
 def _host_available(proc: Path) -> int | None:
-    try:
+    with suppress(OSError, ValueError, IndexError):
         for line in (proc / "meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
     return None
 
 

@@ -43,7 +43,7 @@ from dstl.taskmanager.reads import READS, REPLY_BYTES
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from handles.checkpoint import CompletedCheckpoint
 from materializer.bases.table_directory import FileBases
-from materializer.restore.progress import LogLine, ProgressListener, ProgressMetrics, RestoreStatus
+from materializer.restore.progress import LogLine, ProgressListener, RestoreStatus, record_progress
 from materializer.restore.restore import TableRestore
 
 _FOLDED_ROWS = 100_000
@@ -202,13 +202,13 @@ class TaskManagerService:
         return Restored(self._runtime.clock.now() - started, restored.bytes, restored.changes, self._restoring)
 
     def _progress_listener(self) -> ProgressListener:
-        line, gauges = LogLine(), ProgressMetrics(self._backend.tracker.recorder)
+        line = LogLine()
         self._restoring = None
 
         def take(status: RestoreStatus, /) -> None:
             self._restoring = status
             line(status)
-            gauges(status)
+            record_progress(self._backend.tracker.recorder, status)
             self._backend.check_memory()
 
         return take

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dstl.errors import CorruptData, DstlError, MissingState
-from dstl.runtime import all_of, call_in_thread
+from dstl.runtime import all_of, call_in_thread, closed_after
 from dstl.store.prefetcher import BudgetLease, Prefetcher
 from dstl.store.retry_policy import RetryPolicy
 from handles.materialized_handle import KeyGroupBase
@@ -90,12 +90,9 @@ async def decode_ahead(
         max_count=LOAD_SIZES.fetches,
         max_taken=DECODED_AHEAD_BYTES,
     )
-    try:
-        async with aclosing(ahead):
-            async for parts in ahead:
-                yield parts
-    finally:
-        await source.close()
+    async with closed_after(source), aclosing(ahead):
+        async for parts in ahead:
+            yield parts
 
 
 async def _load(fetch: BaseFetch, source: BaseSource, lease: BudgetLease, begins: asyncio.Event) -> Parts:

@@ -11,6 +11,7 @@ from types import TracebackType
 from dstl.metrics import Recorder
 
 _log = logging.getLogger(__name__)
+_LINE_EVERY_S = 5.0
 _WINDOW_S = 10.0  # long enough for an even rate, and short enough to show a store that turned slow
 
 
@@ -115,43 +116,27 @@ def describe(status: RestoreStatus) -> str:
 
 
 class LogLine:
-    """Writes a log line every few seconds, and one at the end of a restore that took that long.
+    """Writes a log line every few seconds, and one at the end of a restore that took that long."""
 
-    Args:
-        interval_s: Seconds between lines.
-        write: Where they go; by default the log, as information.
-    """
-
-    def __init__(self, interval_s: float = 5.0, write: Callable[[str], None] | None = None) -> None:
-        self._interval_s = interval_s
-        self._write = write or _log.info
-        self._next = interval_s
+    def __init__(self) -> None:
+        self._next = _LINE_EVERY_S
 
     def __call__(self, status: RestoreStatus, /) -> None:
         """Take a status."""
-        if status.seconds < self._next and not (status.finished and self._next > self._interval_s):
+        if status.seconds < self._next and not (status.finished and self._next > _LINE_EVERY_S):
             return
-        self._next = status.seconds + self._interval_s
-        self._write(f"{'restored' if status.finished else 'restoring'}: {describe(status)}")
+        self._next = status.seconds + _LINE_EVERY_S
+        _log.info("%s: %s", "restored" if status.finished else "restoring", describe(status))
 
 
-class ProgressMetrics:
-    """Keeps gauges: ``restoredBytes``, ``bytesToRestore``, ``restoreBytesPerSecond``, ``restoreEtaSeconds`` (-1 while
-    it is not known).
-
-    Args:
-        recorder: Where they go.
+def record_progress(recorder: Recorder, status: RestoreStatus) -> None:
+    """Keep a status as gauges: ``restoredBytes``, ``bytesToRestore``, ``restoreBytesPerSecond``, ``restoreEtaSeconds``
+    (-1 while it is not known).
     """
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def __call__(self, status: RestoreStatus, /) -> None:
-        """Take a status."""
-        self._recorder.gauge("restoredBytes", status.done)
-        self._recorder.gauge("bytesToRestore", status.total)
-        self._recorder.gauge("restoreBytesPerSecond", status.rate)
-        self._recorder.gauge("restoreEtaSeconds", -1.0 if status.eta_s is None else status.eta_s)
+    recorder.gauge("restoredBytes", status.done)
+    recorder.gauge("bytesToRestore", status.total)
+    recorder.gauge("restoreBytesPerSecond", status.rate)
+    recorder.gauge("restoreEtaSeconds", -1.0 if status.eta_s is None else status.eta_s)
 
 
 class ProgressBar:

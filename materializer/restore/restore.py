@@ -8,8 +8,8 @@ loaded before the log. Either way a restore ends when all is loaded.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from dstl.crash_points import reach
 from dstl.errors import Closed, CorruptData, DstlError, MissingState, Unavailable
-from dstl.runtime import Runtime, call_in_thread, end_tasks
-from dstl.store.base import ObjectStore
+from dstl.runtime import call_in_thread, end_tasks
 from dstl.store.prefetcher import BudgetLease, Prefetcher
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
 from handles.key_group import KeyGroup, KeyGroupRange
@@ -38,7 +37,7 @@ from materializer.restore.log_replay import (
     replay_steps,
 )
 from materializer.restore.progress import LogLine, ProgressListener, RestoreProgress
-from materializer.tables import FileTable, StagedChanges, StateTable
+from materializer.tables import HeapStateTable, RocksDBStateTable, StagedFile, StateTable
 
 MEASURABLE_BYTES = 4 << 20  # of fewer, latency is the larger part
 
@@ -82,19 +81,11 @@ class RestoredTables:
     replay_bytes_per_s: float | None = None
 
 
-async def restore_tables(
-    checkpoint: CompletedCheckpoint | None,
-    store: ObjectStore,
-    owned: KeyGroupRange,
-    open_table: Callable[[str], StateTable],
-    runtime: Runtime,
-    *,
-    on_progress: ProgressListener | None = None,
-    files: FileBases | None = None,
-) -> RestoredTables:
-    """Build the tables of a checkpoint for some key groups, all of them loaded; restoring twice gives the same.
-
-    See :class:`TableRestore`, whose beginning and end this is.
+@asynccontextmanager
+async def heap_tables(
+    checkpoint: CompletedCheckpoint, files: FileBases, key_groups: KeyGroupRange
+) -> AsyncIterator[dict[str, StateTable]]:
+    """Give the tables of a checkpoint for some key groups, in memory and by operator; what is left there is closed.
 
     Raises:
         CorruptData: A segment is damaged, or every base of a key group is; names it, the checkpoint and the next step.
@@ -102,20 +93,14 @@ async def restore_tables(
         Unavailable: The store did not answer several times in a row.
         Invalid: A later version of DSTL wrote a segment.
     """
-    fetcher = files or FileBases(store, runtime)
-    restore = TableRestore(checkpoint, fetcher, owned, open_table, on_progress or LogLine())
+    restore = TableRestore(checkpoint, files, key_groups, lambda _: HeapStateTable(), LogLine())
     try:
         await restore.open()
         await restore.load()
-    except BaseException:
-        await restore.close()
-        restore.close_tables()
-        raise
+        yield restore.restored.tables
     finally:
         await restore.close()
-        if fetcher is not files:
-            await fetcher.close()
-    return restore.restored
+        restore.close_tables()
 
 
 def _explain(checkpoint: CompletedCheckpoint, error: DstlError) -> DstlError:
@@ -439,6 +424,6 @@ def _apply(table: StateTable, batches: Sequence[pa.RecordBatch]) -> None:
         table.apply(batch)
 
 
-def _stage(table: FileTable, batches: Sequence[pa.RecordBatch]) -> StagedChanges | None:
+def _stage(table: RocksDBStateTable, batches: Sequence[pa.RecordBatch]) -> StagedFile | None:
     """Runs in a thread."""
     return table.stage(list(join_batches(batches)))

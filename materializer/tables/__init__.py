@@ -9,11 +9,8 @@ from dstl.errors import Invalid
 from materializer.tables.base import (
     ENTRY_SCHEMA,
     Expired,
-    FileSnapshot,
-    FileTable,
     LazyTable,
     SnapshotFile,
-    StagedChanges,
     StateEntry,
     StateTable,
     TableSize,
@@ -22,21 +19,19 @@ from materializer.tables.base import (
 from materializer.tables.heap import ENTRY_OVERHEAD_BYTES, HeapStateTable
 from materializer.tables.rocksdb import RocksDBStateTable
 from materializer.tables.rocksdb_engine import RocksDBOptions
-from materializer.tables.rocksdb_snapshot import RocksDBTableSnapshot
+from materializer.tables.rocksdb_snapshot import RocksDBTableSnapshot, StagedFile
 
 __all__ = [
     "ENTRY_OVERHEAD_BYTES",
     "ENTRY_SCHEMA",
     "Expired",
-    "FileSnapshot",
-    "FileTable",
     "HeapStateTable",
     "LazyTable",
     "RocksDBOptions",
     "RocksDBStateTable",
     "RocksDBTableSnapshot",
     "SnapshotFile",
-    "StagedChanges",
+    "StagedFile",
     "StateEntry",
     "StateTable",
     "TableKind",

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -12,7 +13,7 @@ import pytest
 from dstl.checkpoint.manifest.format import manifest_name
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.savepoint import creation
-from dstl.checkpoint.savepoint.creation import create_savepoint, save_checkpoint, save_newest
+from dstl.checkpoint.savepoint.creation import SavepointFileWriter, create_savepoint, save_checkpoint, save_newest
 from dstl.checkpoint.savepoint.deletion import delete_savepoint, list_savepoints
 from dstl.checkpoint.savepoint.format import Savepoint, SavepointObjects, descriptor_name
 from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
@@ -211,6 +212,23 @@ async def test_a_refusal_that_no_repetition_cures_leaves_no_files(seed: int) -> 
     with pytest.raises(AccessDenied):
         await create_savepoint(job, target, a_runtime(), "mine")
     assert await contents(target) == {}
+
+
+async def test_of_files_that_are_refused_together_asyncio_reports_none_as_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Refusing(MemoryStore):
+        async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+            raise AccessDenied(f"no put of {name}")
+
+    writer = SavepointFileWriter(SavepointObjects(Refusing(), a_runtime()), "savepoints/mine/0", 1)
+    for key_group in range(3):
+        await writer.add("sums", key_group, b"entries", 1)
+    with pytest.raises(AccessDenied):
+        await writer.finish(["sums"])
+    await writer.withdraw()
+    gc.collect()
+    assert caplog.messages == []
 
 
 async def test_what_a_crash_leaves_is_invisible_and_is_deleted_once_it_is_old(seed: int) -> None:

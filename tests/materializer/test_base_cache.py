@@ -11,9 +11,9 @@ import pytest
 from dstl.options import MaterializationOptions
 from materializer.bases.base_cache import BaseCache
 from materializer.bases.table_directory import FileBases
-from materializer.restore.restore import restore_tables
 from worlds.materialization import EAGER, World
 from worlds.memory_recorder import MemoryRecorder
+from worlds.restored import restore_tables
 
 DATA = os.urandom(5000)
 CRC = google_crc32c.value(DATA)

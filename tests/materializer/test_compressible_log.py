@@ -19,10 +19,10 @@ from handles.key_group import KeyGroupRange
 from handles.materialized_handle import MaterializedStateHandle
 from materializer.bases.key_group_file import encode_key_group
 from materializer.restore.log_replay import decoding_turn, replay, replay_steps
-from materializer.restore.restore import restore_tables
 from materializer.tables import HeapStateTable, RocksDBStateTable
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from worlds.manifest_samples import checkpoint
+from worlds.restored import restore_tables
 from worlds.segment_samples import batch_of
 from worlds.table_changes import changes, put
 

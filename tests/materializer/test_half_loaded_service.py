@@ -33,12 +33,12 @@ from dstl.taskmanager.reads import TableSource
 from dstl.taskmanager.service import TaskManagerService
 from handles.checkpoint import CompletedCheckpoint
 from handles.materialized_handle import generations_of
-from materializer.restore.restore import restore_tables
 from materializer.tables import HeapStateTable
 from tests.materializer.test_cold_key_groups import small
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.virtual_time import LoopClock, virtual
 from worlds.materialization import EAGER, GROUPS, OPERATORS, World
+from worlds.restored import restore_tables
 from worlds.table_changes import changes, content
 
 KEYS = [bytes([n]) for n in range(256)]

@@ -26,12 +26,12 @@ from materializer.bases import table_directory
 from materializer.bases.base_cache import BaseCache
 from materializer.bases.table_directory import FileBases
 from materializer.local_disk import Access, listen
-from materializer.restore.restore import restore_tables
 from materializer.tables import RocksDBOptions, RocksDBStateTable
 from tests.simulation.virtual_time import run_in_virtual_time
 from worlds import service
 from worlds.backend import MAX_PARALLELISM, BackendWorld, rows
 from worlds.materialization import EAGER, World
+from worlds.restored import restore_tables
 from worlds.service import Driver, Model
 from worlds.table_changes import content
 

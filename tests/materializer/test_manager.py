@@ -12,11 +12,11 @@ from dstl.store.memory import MemoryStore
 from handles.key_group import range_of_partition
 from handles.materialized_handle import generations_of
 from materializer.expiry import ExpiredAt
-from materializer.restore.restore import restore_tables
 from materializer.trigger import Phase
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.virtual_time import LoopClock
 from worlds.materialization import EAGER, GROUPS, World
+from worlds.restored import restore_tables
 
 NEVER = EAGER.model_copy(update={"interval_s": 1e6, "log_to_state_ratio": None, "replay_s": None})
 

@@ -16,11 +16,12 @@ from dstl.store.memory import MemoryStore
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry
 from handles.key_group import KeyGroupRange
 from materializer.bases.table_directory import UnusableObject
-from materializer.restore.restore import LogSizes, RestoredTables, restore_tables
+from materializer.restore.restore import LogSizes, RestoredTables
 from materializer.tables import HeapStateTable, StateTable
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.virtual_time import LoopClock, seeded_runtime, virtual
 from worlds.manifest_samples import checkpoint
+from worlds.restored import restore_tables
 from worlds.table_changes import Change, changes, clear, delete, put
 
 GROUPS = 16

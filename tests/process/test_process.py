@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from dstl.errors import AccessDenied
-from dstl.process.launch_spec import LaunchSpec, TaskManagerProcess
+from dstl.process import launch_spec
+from dstl.process.launch_spec import LaunchSpec, TaskManagerProcess, launch_detached
 from dstl.rpc.async_connection import AsyncConnection
 from dstl.rpc.client import Address
 from dstl.rpc.fleet_messages import Enlist, Enlisted, ReadMetrics, Register
@@ -322,6 +323,24 @@ async def test_a_detached_one_outlives_its_launcher_and_ends_with_its_coordinato
         await coordinator.server.close()
         await wait_until(lambda: is_gone(pid))
         assert leftovers(scratch) == []
+
+
+def test_one_that_ends_before_it_is_told_anything_breaks_nothing_of_its_launcher(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That it does not register is reported by who waits for it."""
+
+    class Late(LaunchSpec):
+        def to_line(self) -> bytes:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            assert ended is not None
+            return super().to_line()
+
+    monkeypatch.setattr(launch_spec, "_COMMAND", ["true"])
+    spec = Late("early", None, Secret(CANARY))
+    TaskManagerProcess(spec).stop()
+    assert launch_detached(spec) > 0
+    assert caplog.messages == ["TaskManager early ended at once"] * 2
 
 
 async def test_one_whose_coordinator_comes_late_waits_for_it_and_ends_with_it(scratch: Path) -> None:

@@ -25,7 +25,6 @@ from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
 from dstl.errors import CheckpointDeclined, CorruptData, DstlError, Invalid, MissingState, StateTooLarge
 from handles.checkpoint import CompletedCheckpoint, log_coverage, referenced_objects
 from handles.key_group import KeyGroupRange, range_of_partition
-from materializer.restore.restore import restore_tables
 from materializer.tables.base import StateTable
 from materializer.tables.heap import HeapStateTable
 from tests.simulation.calm_audit import CalmAudit
@@ -41,6 +40,7 @@ from tests.simulation.store import Stored
 from tests.simulation.user_faces import AWAY
 from tests.simulation.virtual_time import seeded_runtime
 from tests.simulation.writer_audit import WriterAudit
+from tests.worlds.restored import restore_tables
 
 _CHECKED_EVERY = 3  # a whole restore costs more than the batch; reads check every batch, the end all that is left
 _MOST_MANIFEST_BYTES = 1 << 20

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dstl.checkpoint.committed_runs import CommittedRuns
 from dstl.errors import DstlError, ObjectExists
 from dstl.files.file_log import FileLog
+from dstl.files.namespace import METADATA
 from dstl.files.options import FileOptions
 from dstl.files.query_directory import QueryDirectory
-from dstl.files.query_records import METADATA
 from dstl.files.reader import FileReader
 from dstl.rpc.codec import Payload
 from dstl.runtime import Runtime

@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql.types import DoubleType, LongType, StringType, StructType
 
 from dstl.errors import Invalid
-from dstl.spark.saved_state.entries import EntryEncoder, KeyGroupPacker
+from dstl.spark.saved_state.entries import EntryEncoder, pack_key_groups
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.value_codec import ValueCodec, write_time_ms
 from dstl.state.descriptor import StateDescriptor, StateKind
@@ -79,7 +79,7 @@ def test_two_entries_of_one_place_are_refused_by_the_name_of_their_state() -> No
     encoder = EntryEncoder(registry.declare("s", StateKind.VALUE, VALUE), key, None, VALUE)
     entries = list(encoder([pa.RecordBatch.from_pylist(rows)]))
     with pytest.raises(Invalid, match=r"state 's': two rows have the same key.* 0\.0 and -0\.0 are one key"):
-        list(KeyGroupPacker({0: "s"})(entries))
+        list(pack_key_groups({0: "s"}, entries))
 
 
 def test_key_groups_are_packed_whole_whatever_the_batches_that_they_come_in() -> None:
@@ -93,7 +93,7 @@ def test_key_groups_are_packed_whole_whatever_the_batches_that_they_come_in() ->
         ]
     )
     packed = [
-        batch.to_pylist()[0] for batch in KeyGroupPacker({1: "s"})(entries.cast(schema).to_batches(max_chunksize=3))
+        batch.to_pylist()[0] for batch in pack_key_groups({1: "s"}, entries.cast(schema).to_batches(max_chunksize=3))
     ]
     assert [(each["key_group"], each["entries"]) for each in packed] == [(2, 4), (5, 4), (9, 4)]
     for each in packed:

@@ -30,8 +30,8 @@ from dstl.state.registry import StateRegistry
 from dstl.store import LocalStore
 from handles.key_group import KeyGroupRange
 from materializer.bases.table_directory import FileBases
-from materializer.restore.restore import restore_tables
 from materializer.tables import HeapStateTable
+from worlds.restored import restore_tables
 
 WIDE = (
     "b boolean, y tinyint, f float, d double, dec decimal(20, 4), big decimal(38, 10), t string, bin binary, "

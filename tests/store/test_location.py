@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dstl.errors import Invalid
-from dstl.store import LocalStore, MemoryStore, PrefixedStore, S3Store, ShardedStore, open_store
+from dstl.store import LocalStore, MemoryStore, S3Store, ShardedStore, open_store
 from dstl.store.location import absolute_location, is_in_memory, split_locations
 
 
@@ -15,7 +15,7 @@ def test_each_scheme_opens_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (f"file://{tmp_path}", LocalStore, str(tmp_path)),
         ("relative/dir", LocalStore, "relative/dir"),
         ("memory://open", MemoryStore, "memory://open"),
-        ("memory://open/a/b", PrefixedStore, "memory://open/a/b"),
+        ("memory://open/a/b", MemoryStore, "memory://open/a/b"),
         ("s3://my-bucket", S3Store, "s3://my-bucket"),
         ("s3://my-bucket/", S3Store, "s3://my-bucket"),
         ("s3://my-bucket/job/1/", S3Store, "s3://my-bucket/job/1"),

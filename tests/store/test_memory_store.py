@@ -1,10 +1,11 @@
 import asyncio
+import uuid
 from collections.abc import AsyncIterator
 
 import pytest
 
 from dstl.errors import Invalid, ObjectExists, Unavailable
-from dstl.store import InstrumentedStore, MemoryStore, ObjectStore, PrefixedStore, ShardedStore, open_store, shard_names
+from dstl.store import InstrumentedStore, MemoryStore, ObjectStore, ShardedStore, open_store, shard_names
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.latency import LatencyModel, LatencyParameters, LatencyStore
 from tests.simulation.manual_clock import ManualClock
@@ -20,13 +21,13 @@ class TestMemoryStore(StoreContract):
         await store.close()
 
 
-class TestPrefixedStore(StoreContract):
+class TestPrefixOfAMemoryStore(StoreContract):
     @pytest.fixture
     async def store(self) -> AsyncIterator[ObjectStore]:
-        inner = MemoryStore()
+        whole = MemoryStore(name := uuid.uuid4().hex)  # its objects stay for as long as the process
         for neighbour in ("job", "job-2/x", "jo/x", "jobs/x"):
-            await inner.put(neighbour, b"not ours")
-        store = PrefixedStore(inner, "job/a")
+            await whole.put(neighbour, b"not ours")
+        store = MemoryStore(name, "job/a")
         yield store
         await store.close()
 

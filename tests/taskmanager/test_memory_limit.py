@@ -14,10 +14,10 @@ from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.memory_limit import MemoryLimit, MemoryUse, read_memory_use
 from dstl.taskmanager.task_manager import BackgroundBudget, Changelog, Components
 from handles.key_group import KeyGroupRange
-from materializer.restore.restore import restore_tables
 from materializer.tables import HeapStateTable
 from tests.simulation.virtual_time import LoopClock, run_in_virtual_time, seeded_runtime, virtual
 from tests.worlds.backend import MAX_PARALLELISM, BackendWorld, content, groups_of, key_of
+from worlds.restored import restore_tables
 
 MB = 1 << 20
 

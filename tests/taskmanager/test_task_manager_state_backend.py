@@ -17,7 +17,6 @@ from dstl.errors import DstlError, Fenced, Invalid, Unavailable
 from dstl.taskmanager import reads
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
-from materializer.restore.restore import restore_tables
 from tests.simulation.virtual_time import VirtualTimeLoop, virtual
 from worlds.backend import (
     PARALLELISM,
@@ -32,6 +31,7 @@ from worlds.backend import (
     rows,
     winners_of,
 )
+from worlds.restored import restore_tables
 from worlds.table_changes import changes, clear, delete, put
 
 

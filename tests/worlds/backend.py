@@ -18,12 +18,12 @@ from dstl.taskmanager.memory_limit import MemoryUse
 from dstl.taskmanager.task_manager import Components, QueryState
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry
 from handles.key_group import KeyGroupRange, range_of_partition
-from materializer.restore.restore import restore_tables
 from materializer.tables import HeapStateTable, StateTable
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.virtual_time import LoopClock, seeded_runtime
 from worlds.manifest_samples import checkpoint
 from worlds.memory_recorder import MemoryRecorder
+from worlds.restored import restore_tables
 from worlds.table_changes import Change, changes
 
 MAX_PARALLELISM = 8

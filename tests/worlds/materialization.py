@@ -22,12 +22,13 @@ from dstl.taskmanager.task_manager import Components, QueryState
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry, referenced_objects
 from handles.key_group import KeyGroupRange, partition_of, range_of_partition
 from materializer.bases.table_directory import FileBases
-from materializer.restore.restore import RestoredTables, restore_tables
+from materializer.restore.restore import RestoredTables
 from materializer.tables import StateTable, open_table
 from tests.simulation.virtual_time import LoopClock, seeded_runtime
 from worlds import manifest_samples
 from worlds.echo import through_a_frame
 from worlds.memory_recorder import MemoryRecorder
+from worlds.restored import restore_tables
 from worlds.table_changes import Change, changes, content
 
 GROUPS = 16

@@ -41,9 +41,9 @@ from dstl.taskmanager.task_manager import Components
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange, partition_of, range_of_partition
 from materializer.restore.progress import ProgressListener
-from materializer.restore.restore import restore_tables
 from materializer.tables import HeapStateTable, StateTable
 from tests.simulation.virtual_time import seeded_runtime
+from worlds.restored import restore_tables
 from worlds.table_changes import changes
 
 ROOT = "dstl:///jobs/flights/_spark"

@@ -13,6 +13,7 @@ from dstl.changelog.segment.encoder import segment_checksum
 from dstl.changelog.segment.reader import decode_segment, verify_segment
 from dstl.errors import CorruptData, Invalid, ObjectNotFound
 from dstl.options import S3Options, SealingOptions
+from dstl.runtime import closed_after
 from dstl.store.base import ByteRange, ObjectStore
 from dstl.store.location import absolute_location, has_scheme, open_store
 from handles.key_group import KeyGroupRange
@@ -81,13 +82,11 @@ def _read_file(path: str) -> bytes:
 
 
 async def _fetch(store: ObjectStore, name: str, offset: int, size: int | None) -> bytes:
-    try:
+    async with closed_after(store):
         stop = (await store.head(name)).size if size is None else offset + size
         if stop <= offset:
             raise Invalid(f"{store.location}: {name} has {stop} bytes, nothing starts at {offset}")
         return await store.get(name, ByteRange(offset, stop))
-    finally:
-        await store.close()
 
 
 def describe_segment(data: bytes, where: str) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dstl.changelog.upload.connection_pools import ConnectionPools
@@ -77,22 +78,16 @@ class UploadContext:
         return self.options.attempt_timeout_s + size / self.options.min_throughput
 
 
+@dataclass(slots=True, eq=False)
 class _Attempt:
     """One request under its own name."""
 
-    __slots__ = ("hedge", "lagged", "name", "pool", "started", "task", "upload")
-
-    def __init__(self, upload: Upload, name: str, started: float, hedge: bool, pool: int) -> None:
-        self.upload = upload
-        self.name = name
-        self.started = started
-        self.hedge = hedge
-        self.pool = pool
-        self.lagged = False
-        self.task: asyncio.Task[ObjectInfo] | None = None
-
-    def ended(self, task: asyncio.Task[ObjectInfo]) -> None:
-        self.upload.on_ended(self, task)
+    task: asyncio.Task[ObjectInfo]
+    name: str
+    started: float
+    hedge: bool
+    pool: int
+    lagged: bool = False
 
 
 class Upload:
@@ -101,7 +96,8 @@ class Upload:
     Cancelling an ``await`` of it does not stop it; :meth:`cancel` does. Made by ``Uploader.submit`` only.
 
     Attributes:
-        hedges: Second requests that were sent so far.
+        sent: Requests that were sent so far.
+        hedges: How many of those were second ones.
         critical: True where a checkpoint waits for it.
     """
 
@@ -112,7 +108,6 @@ class Upload:
         data: bytes | memoryview,
         checksum: int,
         critical: bool,
-        on_attempt: Callable[[int, str], None] | None,
     ) -> None:
         self._owner = owner
         self._name_of = name_of
@@ -120,13 +115,12 @@ class Upload:
         self._size = len(data)
         self._checksum = checksum
         self.critical = critical
-        self._on_attempt = on_attempt
         self._future: asyncio.Future[StoredObject] = owner.loop.create_future()
         self._began = owner.clock.now()
         self._ticket = owner.policy.began(self._began, self._size, critical)
         self._active: list[_Attempt] = []
         self._youngest = self._began
-        self._sent = self._tries = self.hedges = self._failures = 0
+        self.sent = self._tries = self.hedges = self._failures = 0
         self._last_error: BaseException | None = None
         self._denied = ""
         self._timer: asyncio.TimerHandle | None = None
@@ -156,8 +150,8 @@ class Upload:
     def attempt(self, *, hedge: bool) -> None:
         """Send one request, the first, a retry or a hedge, under a new name."""
         owner = self._owner
-        number = self._sent
-        self._sent += 1
+        number = self.sent
+        self.sent += 1
         if hedge:
             self.hedges += 1
         else:
@@ -168,24 +162,21 @@ class Upload:
         )
         try:
             name = self._name_of(number)
-            if self._on_attempt is not None:
-                self._on_attempt(number, name)
         except Exception as error:
             self.fail(error)
             return
-        attempt = _Attempt(self, name, now, hedge, pool)
+        task = owner.loop.create_task(owner.pools.stores[pool].put(name, self._data))
+        attempt = _Attempt(task, name, now, hedge, pool)
         self._active.append(attempt)
         self._youngest = now
-        task = owner.loop.create_task(owner.pools.stores[pool].put(name, self._data))
-        attempt.task = task
         reach("T3")
-        task.add_done_callback(attempt.ended)
+        task.add_done_callback(partial(self._on_ended, attempt))
         self._retry_at = None
         if owner.hedging:
             self._hedge_at = now + owner.policy.delay(self._size, self.critical)
         self._arm()
 
-    def on_ended(self, attempt: _Attempt, task: asyncio.Task[ObjectInfo]) -> None:
+    def _on_ended(self, attempt: _Attempt, task: asyncio.Task[ObjectInfo]) -> None:
         """One request has an answer, or was cancelled."""
         if self._future.done() or attempt not in self._active:
             if not task.cancelled():
@@ -220,7 +211,7 @@ class Upload:
         for attempt in active:
             if attempt is not winner:
                 self._discard(attempt)
-        stored = StoredObject(winner.name, self._size, self._checksum, self._sent, self.hedges > 0)
+        stored = StoredObject(winner.name, self._size, self._checksum, self.sent, self.hedges > 0)
         self._settle(stored=True)
         self._future.set_result(stored)
         owner.settled(self)
@@ -229,7 +220,7 @@ class Upload:
         recorder.observe("uploadSizes", self._size)
         recorder.observe("uploadLatenciesNanos", (now - self._began) * 1e9)
         recorder.observe("attemptsPerUpload", self._failures + 1)
-        recorder.observe("totalAttemptsPerUpload", self._sent)
+        recorder.observe("totalAttemptsPerUpload", self.sent)
 
     def _lost(self, attempt: _Attempt, error: BaseException) -> None:
         """One attempt has failed or is given up; only when it was the last active one does anything follow."""
@@ -250,7 +241,7 @@ class Upload:
             self._arm()
             return
         if self._tries >= owner.options.max_attempts:
-            self.fail(self._given_up(f"{self._sent} attempts failed"))
+            self.fail(self._given_up(f"{self.sent} attempts failed"))
             return
         doublings = self._failures - 1
         base = owner.options.backoff_base_s
@@ -272,8 +263,7 @@ class Upload:
         return given_up
 
     def _discard(self, attempt: _Attempt) -> None:
-        if attempt.task is not None:
-            attempt.task.cancel()
+        attempt.task.cancel()
         self._owner.losers.delete([attempt.name])
         self._owner.pools.closed_one(attempt.pool)
 
@@ -343,8 +333,7 @@ class Upload:
             oldest = self._active[0]
             if not oldest.hedge and not oldest.lagged:
                 owner.policy.learn(now, self._size, now - oldest.started)
-            if oldest.task is not None:
-                oldest.task.cancel()
+            oldest.task.cancel()
             self._lost(oldest, OutcomeUnknown(f"PUT of {oldest.name} had no answer in time"))
             return
         if self._retry_at is not None and now >= self._retry_at:

@@ -90,7 +90,6 @@ class Uploader:
         *,
         critical: bool = True,
         checksum: int | None = None,
-        on_attempt: Callable[[int, str], None] | None = None,
     ) -> Upload:
         """Start an upload and return its handle at once.
 
@@ -100,7 +99,6 @@ class Uploader:
             data: The body; frozen from now on.
             critical: Whether a checkpoint waits for it; see :meth:`Upload.make_critical`.
             checksum: CRC-32C of ``data`` if it is known; computed otherwise (0.1 ms per MB, on the loop).
-            on_attempt: Called with number and name before each attempt is sent.
 
         Raises:
             Closed: The uploader was closed.
@@ -109,7 +107,7 @@ class Uploader:
             raise Closed("the uploader is closed: open the changelog storage again")
         if checksum is None:
             checksum = google_crc32c.value(bytes(data))
-        upload = Upload(self._context, name_of, data, checksum, critical, on_attempt)
+        upload = Upload(self._context, name_of, data, checksum, critical)
         self._uploads[upload] = None
         upload.attempt(hedge=False)
         return upload

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from dstl.checkpoint.fleet import members
 from dstl.checkpoint.fleet.members import Member, Members
+from dstl.checkpoint.fleet.own_connections import OwnConnections
 from dstl.checkpoint.fleet.restore_watch import RestoreWatch
 from dstl.crash_points import reach
 from dstl.errors import DstlError, TaskManagerLost
@@ -135,7 +136,8 @@ class Fleet(Members):
         parent_id = parent.checkpoint_id if parent else None
         self._assign()
         waiting = [m for m in self._owners() if parent_id not in m.holds]
-        watch = RestoreWatch(self._secret, self._on_progress, self._restore_stall_s + members.ANSWER_S)
+        connections = OwnConnections(self._secret, self._host)
+        watch = RestoreWatch(connections, self._on_progress, self._restore_stall_s + members.ANSWER_S)
         try:
             done = await _together(self._prepare_one(m, query_id, parent_id, body, watch) for m in waiting)
         except TaskManagerLost as error:
@@ -145,7 +147,7 @@ class Fleet(Members):
             raise FleetChanged("a TaskManager was lost while others were being restored: restart the query")
         restored = [each for each in done if each is not None]
         loading = {
-            member.member_id: member.connection.address
+            member.member_id: member.address
             for member, each in zip(waiting, done, strict=True)
             # One that keeps its tables has not said: it may still be loading them.
             if each is None or (each.status is not None and not each.status.finished)
@@ -249,11 +251,11 @@ class Fleet(Members):
         if not resumed.resumed:
             restore = member.call(Restore(member.key_groups, body), None)
             try:
-                restored = await watch.watch(member.member_id, member.connection.address, restore)
+                restored = await watch.watch(member.member_id, member.address, restore)
             except TimeoutError as error:
                 member.lose()
                 raise TaskManagerLost(f"{error}: restart the query") from None
-            watch.finished(member.member_id, restored.status)
+            watch.note(member.member_id, restored.status)
         member.holds = (parent_id,)
         return restored
 

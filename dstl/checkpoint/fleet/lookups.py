@@ -80,8 +80,6 @@ class Lookups:
             async with asyncio.timeout(_ANSWER_S):
                 return await self._found(key_group, operator, state, key_group, key, user_keys)
         except TimeoutError:
-            # What still comes would be taken for the answer to the next call.
-            self.connections.keep(())
             raise Unavailable(
                 f"the TaskManager of key group {key_group} does not answer: look up again later"
             ) from None
@@ -92,7 +90,8 @@ class Lookups:
             if checkpoint is None:
                 return Content((), ())
             try:
-                connection = await self.connections.to(self._owner(key_group))
+                owner = self._owner(key_group)
+                connection = await self.connections.to(owner.member_id, owner.address)
                 return await connection.call(LookUp(checkpoint.checkpoint_id, *wanted))
             except Unavailable:
                 if attempt == _ATTEMPTS:

@@ -78,10 +78,9 @@ class MetricsPoll:
         name, is_up = member.member_id, False
         try:
             async with asyncio.timeout(_ANSWER_S):
-                connection = await self._connections.to(member)
+                connection = await self._connections.to(name, member.address)
                 self._last[name] = (await connection.call(ReadMetrics())).sample
                 is_up = True
         except (DstlError, TimeoutError) as error:
             _log.info("TaskManager %s tells no metrics: %s", name, error or "it does not answer")
-            self._connections.drop(name)
         return MemberMetrics(member, self._last.get(name, Sample()), is_up)

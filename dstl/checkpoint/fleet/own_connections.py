@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from weakref import WeakValueDictionary
 
-from dstl.checkpoint.fleet.members import Member
 from dstl.rpc.async_connection import AsyncConnection
+from dstl.rpc.client import Address
 from dstl.rpc.handshake import Role
 from dstl.rpc.protocol import Secret
 
@@ -25,27 +26,28 @@ class OwnConnections:
     def __init__(self, secret: Secret, host: str) -> None:
         self._secret = secret
         self._host = host
-        self._opening = asyncio.Lock()
+        # Of each its own: the others do not wait for one whose host does not answer.
+        self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._open: dict[str, AsyncConnection] = {}
 
-    async def to(self, member: Member) -> AsyncConnection:
-        """Return the connection to a TaskManager.
+    async def to(self, member_id: str, address: Address) -> AsyncConnection:
+        """Return the connection to a TaskManager; another one where a call was given up, or has found it broken.
 
         Raises:
             Unavailable: It does not answer.
         """
-        async with self._opening:
-            connection = self._open.get(member.member_id)
+        async with self._opening.setdefault(member_id, asyncio.Lock()):
+            connection = self._open.get(member_id)
             if connection is None or connection.is_broken:
-                address = member.address.seen_from(self._host)
+                address = address.seen_from(self._host)
                 connection = await AsyncConnection.open(address, self._secret, role=Role.COORDINATOR)
-                self._open[member.member_id] = connection
+                self._open[member_id] = connection
             return connection
 
     def drop(self, member_id: str) -> None:
-        """Close a connection: what still comes over it would be taken for the answer to the next call."""
-        if (broken := self._open.pop(member_id, None)) is not None:
-            broken.close()
+        """Close the connection to a TaskManager, if there is one."""
+        if (unused := self._open.pop(member_id, None)) is not None:
+            unused.close()
 
     def keep(self, members: Collection[str]) -> None:
         """Close the connections to all others; to none, to close all."""

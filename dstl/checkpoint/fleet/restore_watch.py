@@ -7,12 +7,10 @@ import logging
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
+from dstl.checkpoint.fleet.own_connections import OwnConnections
 from dstl.errors import DstlError
-from dstl.rpc.async_connection import AsyncConnection
 from dstl.rpc.client import Address
 from dstl.rpc.fleet_messages import ReadRestoreStatus
-from dstl.rpc.handshake import Role
-from dstl.rpc.protocol import Secret
 from dstl.rpc.silence import Silence
 from dstl.runtime import end_tasks
 from materializer.restore.progress import ProgressListener, RestoreStatus, combine
@@ -29,17 +27,16 @@ class RestoreWatch:
 
     A TaskManager that can serve goes on loading behind its batches: :meth:`follow` goes on telling.
 
-    A TaskManager answers one call after the other on a connection, so it is asked on another one; that is opened only
-    once its restore has taken a while. One event loop.
+    It is asked once its restore has taken a while. One event loop.
 
     Args:
-        secret: The application's.
+        connections: Those that the TaskManagers are asked over.
         tell: Told of the sum of all, about twice a second, and once more at the end, if given.
         stall_s: How many seconds a restore may stand still; it takes as long as it likes while bytes are applied.
     """
 
-    def __init__(self, secret: Secret, tell: ProgressListener | None, stall_s: float) -> None:
-        self._secret = secret
+    def __init__(self, connections: OwnConnections, tell: ProgressListener | None, stall_s: float) -> None:
+        self._connections = connections
         self._tell = tell
         self._stall_s = stall_s
         self._latest: dict[str, RestoreStatus] = {}
@@ -63,10 +60,6 @@ class RestoreWatch:
         finally:
             await end_tasks((asking, restoring))
 
-    def finished(self, member_id: str, status: RestoreStatus | None) -> None:
-        """Take the status at a restore's end."""
-        self._note(member_id, status)
-
     async def follow(self, loading: Mapping[str, Address]) -> None:
         """Go on asking TaskManagers that serve before all is loaded, until they have loaded it or are gone.
 
@@ -75,47 +68,8 @@ class RestoreWatch:
         """
         await asyncio.gather(*(self._follow(member_id, address) for member_id, address in loading.items()))
 
-    async def _follow(self, member_id: str, address: Address) -> None:
-        connection = None
-        never = asyncio.get_running_loop().create_future()
-        try:
-            async with asyncio.timeout(_ANSWER_S):
-                connection = await AsyncConnection.open(address, self._secret, role=Role.COORDINATOR)
-            while True:
-                async with asyncio.timeout(_ANSWER_S):
-                    status = (await connection.call(ReadRestoreStatus())).status
-                if status is None or (status.finished and member_id not in self._latest):
-                    return
-                self._note(member_id, status)
-                if status.finished:
-                    return
-                await asyncio.wait([never], timeout=_INTERVAL_S)
-        except (DstlError, TimeoutError) as error:
-            _log.debug("how far TaskManager %s has come is not known any more: %s", member_id, error)
-        finally:
-            if connection is not None:
-                connection.close()
-
-    async def _ask(self, member_id: str, address: Address, restoring: asyncio.Future[Any]) -> None:
-        connection = None
-        try:
-            while not (await asyncio.wait([restoring], timeout=_INTERVAL_S))[0]:
-                try:
-                    async with asyncio.timeout(_ANSWER_S):
-                        if connection is None:
-                            connection = await AsyncConnection.open(address, self._secret, role=Role.COORDINATOR)
-                        answer = await connection.call(ReadRestoreStatus())
-                    self._note(member_id, answer.status)
-                except (DstlError, TimeoutError) as error:
-                    _log.debug("how far TaskManager %s has come is not known: %s", member_id, error)
-                    if connection is not None:
-                        connection.close()
-                    connection = None
-        finally:
-            if connection is not None:
-                connection.close()
-
-    def _note(self, member_id: str, status: RestoreStatus | None) -> None:
+    def note(self, member_id: str, status: RestoreStatus | None) -> None:
+        """Take how far a restore has come, or its end; None where that is not known."""
         before = self._latest.get(member_id)
         if status is None:
             return
@@ -132,3 +86,34 @@ class RestoreWatch:
             self._tell(combine(self._latest.values()))
         except Exception:
             _log.exception("a listener of a restore's progress raised")
+
+    async def _follow(self, member_id: str, address: Address) -> None:
+        never = asyncio.get_running_loop().create_future()
+        try:
+            while True:
+                status = await self._status(member_id, address)
+                if status is None or (status.finished and member_id not in self._latest):
+                    return
+                self.note(member_id, status)
+                if status.finished:
+                    return
+                await asyncio.wait([never], timeout=_INTERVAL_S)
+        except (DstlError, TimeoutError) as error:
+            _log.debug("how far TaskManager %s has come is not known any more: %s", member_id, error)
+        finally:
+            self._connections.drop(member_id)
+
+    async def _ask(self, member_id: str, address: Address, restoring: asyncio.Future[Any]) -> None:
+        try:
+            while not (await asyncio.wait([restoring], timeout=_INTERVAL_S))[0]:
+                try:
+                    self.note(member_id, await self._status(member_id, address))
+                except (DstlError, TimeoutError) as error:
+                    _log.debug("how far TaskManager %s has come is not known: %s", member_id, error)
+        finally:
+            self._connections.drop(member_id)
+
+    async def _status(self, member_id: str, address: Address) -> RestoreStatus | None:
+        async with asyncio.timeout(_ANSWER_S):
+            connection = await self._connections.to(member_id, address)
+            return (await connection.call(ReadRestoreStatus())).status

@@ -104,6 +104,7 @@ _FRAME = RecordFrame(
     max_raw=128 << 20,  # a million segments
     too_large="materialize more often, or use fewer TaskManagers",
     level=1,
+    version=MANIFEST_VERSION,
     inlines=True,
 )
 
@@ -219,14 +220,11 @@ def decode_record(data: bytes, name: str) -> ManifestRecord:
             'it with StateBackend(..., restore="previous")'
         )
 
-    plain = _FRAME.unpack(data, damaged)
-    version = plain.get("version") if isinstance(plain, dict) else None
-    if isinstance(version, int) and version > MANIFEST_VERSION:
-        raise Invalid(f"manifest {name} has format {version}, this DSTL reads up to {MANIFEST_VERSION}: upgrade it")
+    plain = _FRAME.unpack(data, f"manifest {name}", damaged)
     try:
-        if isinstance(plain, dict) and isinstance(plain.get("checkpoint"), dict):
+        if isinstance(plain.get("checkpoint"), dict):
             plain["checkpoint"] |= unpack_segments(plain["checkpoint"])
-        if isinstance(plain, dict) and "history" in plain:
+        if "history" in plain:
             plain["history"] = unpack_history(plain["history"])
         return ManifestRecord.model_validate(plain)
     except ValidationError as error:

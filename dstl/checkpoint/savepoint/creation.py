@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -41,7 +41,7 @@ from handles.key_group import KeyGroup, KeyGroupRange
 from materializer.bases.key_group_file import KeyGroupFile, encode_key_group
 from materializer.bases.table_directory import FileBases
 from materializer.expiry import deleted_states, is_deleted
-from materializer.restore.restore import restore_tables
+from materializer.restore.restore import heap_tables
 from materializer.tables import Expired, HeapStateTable, StateTable
 
 _UPLOADS = 3  # times the file's size is what they hold in memory
@@ -68,15 +68,11 @@ class SavepointFileWriter:
     async def write(self, operator: str, table: StateTable | None, key_groups: KeyGroupRange, dropped: Expired) -> None:
         """Add one operator's key groups, without what is dropped; closes the table."""
         table = table if table is not None else HeapStateTable()
-        snapshot = table.snapshot()
-        try:
+        with closing(table), closing(table.snapshot()) as snapshot:
             for group in key_groups:
                 # zstd and the checksum let the loop go on meanwhile.
                 part: KeyGroupFile = await asyncio.to_thread(encode_key_group, snapshot, group, expired=dropped)
                 await self.add(operator, group, part.data, part.rows)
-        finally:
-            snapshot.close()
-            table.close()
 
     async def add(self, operator: str, key_group: KeyGroup, data: bytes, rows: int) -> None:
         """Add a key group that is encoded already, of an operator whose key groups come in ascending order."""
@@ -124,8 +120,10 @@ class SavepointFileWriter:
         """Wait until at most so many uploads are under way; raises what one of them raised."""
         while len(self._uploads) > most:
             done, self._uploads = await asyncio.wait(self._uploads, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            # All of them are looked at, so that asyncio reports none as lost.
+            for error in [task.exception() for task in done]:
+                if error is not None:
+                    raise error
 
 
 _log = logging.getLogger(__name__)
@@ -369,13 +367,9 @@ async def copy_key_groups(
     total = checkpoint.max_parallelism
     async with FileBases(source, runtime) as files:
         for chunk in key_group_chunks(checkpoint):
-            restored = await restore_tables(checkpoint, source, chunk, lambda _: HeapStateTable(), runtime, files=files)
-            try:
+            async with heap_tables(checkpoint, files, chunk) as tables:
                 for entry in checkpoint.operators:
                     deleted = dict.fromkeys(deleted_states(entry.registry), is_deleted)
-                    await writer.write(entry.uid, restored.tables.pop(entry.uid, None), chunk, deleted)
-            finally:
-                for table in restored.tables.values():
-                    table.close()
+                    await writer.write(entry.uid, tables.pop(entry.uid, None), chunk, deleted)
             if on_progress is not None:
                 on_progress(chunk.end + 1, total)

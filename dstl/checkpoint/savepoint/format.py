@@ -22,7 +22,16 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dstl.checkpoint.record_frame import RecordFrame, complaint
-from dstl.errors import CorruptData, Invalid, MissingState, ObjectExists, ObjectNotFound, OutcomeUnknown, Unavailable
+from dstl.errors import (
+    CorruptData,
+    DstlError,
+    Invalid,
+    MissingState,
+    ObjectExists,
+    ObjectNotFound,
+    OutcomeUnknown,
+    Unavailable,
+)
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectInfo, ObjectStore, check_name
 from dstl.store.retry_policy import ConditionalPut, RetryPolicy
@@ -40,6 +49,7 @@ _FRAME = RecordFrame(
     max_raw=256 << 20,  # some 4 million key groups
     too_large="it has too many key groups",
     level=3,
+    version=SAVEPOINT_VERSION,
 )
 
 _OBJECT = re.compile(
@@ -269,18 +279,14 @@ def decode_marker(data: bytes, name: str, where: str) -> EndMarker:
 
 
 def _decode(kind: type[_Record], data: bytes, name: str, where: str, object_name: str) -> _Record:
+    subject = f"savepoint {name!r} in {where}"
+
     def damaged(why: str) -> CorruptData:
         return CorruptData(
-            f"savepoint {name!r} in {where}: {object_name} is damaged ({why}); restore that object from a replica, or "
-            "use another savepoint"
+            f"{subject}: {object_name} is damaged ({why}); restore that object from a replica, or use another savepoint"
         )
 
-    plain = _FRAME.unpack(data, damaged)
-    version = plain.get("version") if isinstance(plain, dict) else None
-    if isinstance(version, int) and version > SAVEPOINT_VERSION:
-        raise Invalid(
-            f"savepoint {name!r} in {where} has format {version}, this DSTL reads up to {SAVEPOINT_VERSION}: upgrade it"
-        )
+    plain = _FRAME.unpack(data, subject, damaged)
     try:
         return kind.model_validate(plain)
     except ValidationError as error:
@@ -326,21 +332,18 @@ class SavepointObjects:
             Unavailable: Certainly not stored.
             OutcomeUnknown: May be stored.
         """
-        unknown: OutcomeUnknown | None = None
-        for attempt in range(1, _ATTEMPTS + 1):
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                await self._retries.pause(attempt)
             try:
                 await self.store.put(name, data)
-            except OutcomeUnknown as error:
-                unknown = error
-            except Unavailable as error:
-                if attempt == _ATTEMPTS:
-                    if unknown is not None:
-                        raise unknown from error
-                    raise
-            else:
                 return
-            await self._retries.pause(attempt)
-        raise unknown or OutcomeUnknown(f"whether {name} is in {self.store.location} is unknown")
+            except OutcomeUnknown as error:
+                failure: DstlError = error
+            except Unavailable as error:
+                if not attempt or isinstance(failure, Unavailable):
+                    failure = error
+        raise failure
 
     async def win(self, record: Savepoint | EndMarker, name: str) -> bool:
         """Create a descriptor or marker if there is none yet; False where another writer was first.

@@ -14,7 +14,7 @@ from dstl.checkpoint.savepoint.format import Savepoint, directory_of, parse_save
 from dstl.checkpoint.savepoint.restore import RestoreMode, SavepointRestore
 from dstl.checkpoint.service import CoordinatorService
 from dstl.errors import Invalid
-from dstl.runtime import IoLoop, Runtime, system_runtime
+from dstl.runtime import IoLoop, Runtime, closed_after, system_runtime
 from dstl.store.base import ObjectStore
 from dstl.store.location import absolute_location, is_in_memory
 from handles.checkpoint import CompletedCheckpoint
@@ -63,15 +63,12 @@ class SavepointMaker:
 
     async def _make(self, target: str, name: str, runtime: Runtime, on_progress: OnProgress | None) -> Savepoint:
         source, store = self._open_at(self._location), self._open_at(target)
-        try:
+        async with closed_after(store, source):
             return await save_newest(
                 self._held,
                 lambda checkpoint: save_checkpoint(source, store, runtime, name, checkpoint, on_progress=on_progress),
                 self._is_retained,
             )
-        finally:
-            await source.close()
-            await store.close()
 
     @asynccontextmanager
     async def _held(self) -> AsyncIterator[CompletedCheckpoint]:

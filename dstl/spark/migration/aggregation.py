@@ -13,7 +13,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, DataType, DecimalType, DoubleType, LongType, StructField, StructType
 
-from dstl.errors import Invalid
+from dstl.errors import Invalid, named
 from dstl.spark.migration.operator_reader import OperatorReader
 from dstl.spark.query.placement import key_group_of
 from dstl.spark.saved_state.entries import StateFrame
@@ -252,10 +252,8 @@ def _check_types(where: str, name: str, aggregate: Aggregate, kinds: list[DataTy
     if not is_known or not all(isinstance(each, (LongType, BooleanType)) for each in more):
         raise Invalid(f"{where}: {name}={aggregate} is kept as {first.simpleString()} by Spark, and not so here")
     if aggregate.function in ("min", "max"):
-        try:
+        with named(f"{where}: {name}={aggregate}"):
             Extreme(first, largest=aggregate.function == "max")
-        except Invalid as error:
-            raise Invalid(f"{where}: {name}={aggregate}: {error}") from error
 
 
 def _mismatch(where: str, held: StructType, aggregates: Mapping[str, Aggregate]) -> Invalid:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from dstl.errors import CorruptData, Invalid, MissingState
+from dstl.files.query_records import json_field
 
+_T = TypeVar("_T")
 _STATE = "state"
 _OURS = "_dstl"
 _COMMITS = "commits"
@@ -50,11 +52,9 @@ def position_of(where: str, metadata: str, batch_id: int, offsets: str, commit: 
     Raises:
         CorruptData: One of them is not what Spark writes; names it.
     """
-    query_id = _field(metadata, "id", f"{where}/metadata")
-    late = _field(offsets, "batchWatermarkMs", f"{where}/offsets/{batch_id}")
-    after = _field(commit, "nextBatchWatermarkMs", f"{where}/commits/{batch_id}")
-    if not isinstance(query_id, str) or not query_id or not isinstance(late, int) or not isinstance(after, int):
-        raise CorruptData(f"{where}: metadata, offsets/{batch_id} or commits/{batch_id} is not what Spark writes")
+    query_id = _field(metadata, "id", str, f"{where}/metadata")
+    late = _field(offsets, "batchWatermarkMs", int, f"{where}/offsets/{batch_id}")
+    after = _field(commit, "nextBatchWatermarkMs", int, f"{where}/commits/{batch_id}")
     return Position(query_id, batch_id, after or None, late or None)
 
 
@@ -74,15 +74,11 @@ def without_state_ids(commit: str) -> str:
     return f"{version}\n{json.dumps(fields)}"
 
 
-def _field(text: str, name: str, path: str) -> Any:
-    """Return a field of the first line that is a JSON object: logs begin with a line of their version."""
-    for line in text.splitlines():
-        if line.startswith("{"):
-            try:
-                return json.loads(line)[name]
-            except (ValueError, KeyError, TypeError) as error:
-                raise CorruptData(f"{path} is not what Spark writes ({error!r}): restore it from a replica") from None
-    raise CorruptData(f"{path} is not what Spark writes: restore it from a replica")
+def _field(text: str, name: str, kind: type[_T], path: str) -> _T:
+    found = json_field(text.encode(), name)
+    if not isinstance(found, kind):
+        raise CorruptData(f"{path} is not what Spark writes: restore it from a replica")
+    return found
 
 
 class QueryDirectory:

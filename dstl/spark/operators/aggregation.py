@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructField, StructType
 
-from dstl.errors import Invalid, brief
+from dstl.errors import Invalid, brief, named
 from dstl.spark.operators.aggregate_columns import AnalysedAggregation, GroupingWindow, analyse, moment_of
 from dstl.spark.operators.arguments import time_to_live
 from dstl.spark.operators.input_checks import MOMENTS, SESSION_WINDOW, WATERMARK_DELAY, check_hashable, check_stream
@@ -295,10 +295,8 @@ class _Defined:
 
     def _check_types(self, aggregation: Aggregation) -> None:
         """Refuse a result of another type than Spark's."""
-        try:
+        with named(self._what):
             made = aggregation.accumulators()
-        except Invalid as error:
-            raise Invalid(f"{self._what}: {error}") from error
         for field in self._results:
             ours = made[field.name].result
             if not _same(ours, field.dataType):

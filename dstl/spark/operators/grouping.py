@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dstl.state.keyed_batch import INITIAL_STATE_COLUMN, KEY_GROUP_COLUMN
-from dstl.state.vectorised.key_codes import Codes, Groups, group_codes
+from dstl.state.vectorised.key_codes import Groups, by_key_group, group_codes
 
 _ROWS_PER_BATCH = 1 << 14
 """Some megabytes of usual rows, of which a reader makes Python objects at once."""
@@ -42,7 +42,8 @@ def group_rows(
     if not held:
         return
     table = pa.Table.from_batches(held)
-    codes = _by_key_group(group_codes(table, by), np.asarray(table.column(KEY_GROUP_COLUMN)))
+    groups = Groups(group_codes(table, by))
+    codes = groups.reordered(by_key_group(table, groups.first_rows())[0]).codes
     if table.nbytes > most_bytes:
         yield from _picked(held, np.argsort(codes, kind="stable"), rows_per_batch, most_bytes)
         return
@@ -83,12 +84,6 @@ def _taken(
         yield from _taken(batches, ends, rows[middle:], most_bytes)
         return
     yield pa.concat_batches(parts).take(pa.array(np.argsort(order, kind="stable")))
-
-
-def _by_key_group(codes: Codes, key_groups: npt.NDArray[np.integer]) -> Codes:
-    """Return the keys' numbers in another order: that of their key groups."""
-    groups = Groups(codes)
-    return groups.reordered(np.argsort(key_groups[groups.first_rows()], kind="stable")).codes
 
 
 class Marked(NamedTuple):

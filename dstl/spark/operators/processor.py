@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from dstl.errors import Invalid, UserCodeError, brief
+from dstl.errors import Invalid, brief, named
 from dstl.spark.operators.arguments import OutputModeName, check_ships, parse_ddl
 from dstl.spark.operators.broadcast import check_broadcast
 from dstl.spark.operators.event_time import check_event_time_column, event_time_of
@@ -157,10 +157,8 @@ def define_processor(
     modes = _OUTPUT_MODES if df.isStreaming else _BATCH_OUTPUT_MODES
     if not isinstance(output_mode, str) or output_mode.lower() not in modes:
         raise Invalid(f"{what}: output mode {brief(output_mode)} is not one of {', '.join(modes)}")
-    try:
+    with named(what):
         mode = TimeMode.parse(call.timeMode)
-    except Invalid as error:
-        raise Invalid(f"{what}: {error}") from None
     check_names(df, df.columns, place)
     arrow_schema_of(df.schema, f"{what}: the input")
     schemas = DeclaredSchemas(parse_ddl)
@@ -186,12 +184,8 @@ def define_processor(
     )
     check_ships(processor, f"{what}: the processor", "make in init() what belongs to one process")
     # Spark, too, runs init once on the driver: what it refuses is refused here and not in a task.
-    try:
+    with named(what):
         definition.runner(StateRegistry.from_wire(definition.resolve(None)))
-    except UserCodeError:
-        raise
-    except Invalid as error:
-        raise Invalid(f"{what}: {error}") from error
     return definition
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from dstl.errors import Invalid
 from dstl.spark.application.session import active_query, is_local, query_of_run
-from dstl.spark.query.watermark_propagation import physical_nodes
+from dstl.spark.query.plan import is_stateful, nodes_of
 
 _ASYNC = "AsyncProgressTrackingMicroBatchExecution"
 """Of Spark's ways to execute a query this one alone takes our operators and does not commit its batches one by one."""
@@ -19,7 +18,6 @@ ON_A_CLUSTER = (
     "Spark's into a query of its own"
 )
 """Why a query on another master than ``local[...]`` is refused."""
-_STATEFUL = "org.apache.spark.sql.execution.streaming.operators.stateful.StateStoreWriter"
 
 
 class DriverExecution:
@@ -67,5 +65,5 @@ class DriverExecution:
         if execution is None or is_local(self._session):
             return
         gateway = self._session.sparkContext._gateway
-        if any(is_instance_of(gateway, node, _STATEFUL) for node in physical_nodes(execution.executedPlan())):
+        if any(is_stateful(node, gateway) for node in nodes_of(execution.executedPlan())):
             raise Invalid(f"query {query_id}: {ON_A_CLUSTER}")

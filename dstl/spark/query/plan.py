@@ -1,13 +1,13 @@
-"""Whose watermark an event time goes by, from Spark's plan of a query."""
+"""Spark's plans of a query, logical and physical: their nodes, and whose watermark an event time goes by."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
 
-_MARK = "CollectMetrics"
 _STATEFUL = frozenset(
     (
         "Aggregate",
@@ -38,8 +38,8 @@ def has_state_of_spark(df: DataFrame) -> bool:
     """Return True where a stateful operator of Spark's own is in the plan of a stream."""
     return any(
         (node.nodeName() in _STATEFUL and node.isStreaming())
-        or (node.nodeName() == "Join" and sum(bool(child.isStreaming()) for child in _children(node)) > 1)
-        for node in _nodes(df._jdf.queryExecution().analyzed())
+        or (node.nodeName() == "Join" and sum(bool(child.isStreaming()) for child in children_of(node)) > 1)
+        for node in nodes_of(df._jdf.queryExecution().analyzed())
     )
 
 
@@ -53,7 +53,7 @@ def _follows(node: Any) -> Literal["operator", "spark"] | None:
             return _follows(counted) or "operator"
         if name == "EventTimeWatermark":
             return None
-        streams = [child for child in _children(node) if child.isStreaming()]
+        streams = [child for child in children_of(node) if child.isStreaming()]
         if name == "Join" and len(streams) > 1:
             return "spark"
         if name == "Union" and len(streams) > 1:
@@ -69,28 +69,50 @@ def _follows(node: Any) -> Literal["operator", "spark"] | None:
 
 
 def _has_watermark(node: Any) -> bool:
-    return any(each.nodeName() == "EventTimeWatermark" for each in _nodes(node))
+    return any(each.nodeName() == "EventTimeWatermark" for each in nodes_of(node))
 
 
-def _children(node: Any) -> Iterator[Any]:
-    children = node.children()
-    for index in range(children.size()):
-        yield children.apply(index)
+def children_of(node: Any) -> Iterator[Any]:
+    """Yield a node's children, of the physical nodes too that hide theirs."""
+    name = node.nodeName()
+    if name == "InMemoryTableScan":
+        yield node.relation().cachedPlan()
+    elif name == "AdaptiveSparkPlan":
+        yield node.executedPlan()
+    elif name.endswith("QueryStage"):
+        yield node.plan()
+    else:
+        children = node.children()
+        for index in range(children.size()):
+            yield children.apply(index)
+
+
+def nodes_of(plan: Any) -> Iterator[Any]:
+    """Yield each node of a plan, from the top, first children first."""
+    yield plan
+    for child in children_of(plan):
+        yield from nodes_of(child)
+
+
+def counted_operator(node: Any) -> str | None:
+    """Return the name of the operator of ours whose input a node counts; None for any other node."""
+    if node.nodeName() != "CollectMetrics" or not node.name().startswith("dstl_"):
+        return None
+    return str(node.name().removeprefix("dstl_"))
+
+
+def is_stateful(node: Any, gateway: Any) -> bool:
+    """Return True for a physical node that is a stateful operator of Spark's own."""
+    writer = "org.apache.spark.sql.execution.streaming.operators.stateful.StateStoreWriter"
+    return bool(is_instance_of(gateway, node, writer))
 
 
 def _counted_input(node: Any) -> Any:
     """Return the input of an operator of ours; None for another one. It stands first in every union of ours."""
     while node.children().size():
         node = node.children().apply(0)
-        if node.nodeName() == _MARK and node.name().startswith("dstl_"):
+        if counted_operator(node) is not None:
             return node.children().apply(0)
         if node.nodeName() in _STATEFUL:
             return None
     return None
-
-
-def _nodes(plan: Any) -> Iterator[Any]:
-    """Yield each node of a JVM plan, from the top, first children first."""
-    yield plan
-    for child in _children(plan):
-        yield from _nodes(child)

@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from typing import Any
 
-from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from dstl.spark.application.session import active_query
+from dstl.spark.query.plan import children_of, counted_operator, is_stateful, nodes_of
 from dstl.spark.query.watermark_batches import WatermarkFile
 
 _log = logging.getLogger(__name__)
-
-_MARK = "CollectMetrics"
-_PREFIX = "dstl_"
-_STATEFUL = "org.apache.spark.sql.execution.streaming.operators.stateful.StateStoreWriter"
 
 _Marks = tuple[int, int]
 """The watermarks of a batch and of the one before it, Unix milliseconds."""
@@ -71,9 +66,8 @@ class QueryWatermarks:
         origin = int(execution.offsetSeqMetadata().batchWatermarkMs()), int(late_ms)
         gateway = self._session.sparkContext._gateway
         found: dict[str, _Marks] = {}
-        for node in physical_nodes(execution.executedPlan()):
-            if node.nodeName() == _MARK and node.name().startswith(_PREFIX):
-                uid = node.name().removeprefix(_PREFIX)
+        for node in nodes_of(execution.executedPlan()):
+            if (uid := counted_operator(node)) is not None:
                 # An operator that the plan has twice goes by what reaches both.
                 found[uid] = _lowest([_reaching(gateway, node, origin) or origin, found.get(uid, origin)])
         return found
@@ -103,11 +97,11 @@ def _reaching(gateway: Any, node: Any, origin: _Marks) -> _Marks | None:
     """Return the watermarks of a node's output; None where no event time is below it."""
     if node.nodeName() == "EventTimeWatermark":
         return origin
-    below = [each for each in (_reaching(gateway, child, origin) for child in _children(node)) if each is not None]
+    below = [each for each in (_reaching(gateway, child, origin) for child in children_of(node)) if each is not None]
     if not below:
         return None
     reached = _lowest(below)
-    if not is_instance_of(gateway, node, _STATEFUL):
+    if not is_stateful(node, gateway):
         return reached
     passed = [node.produceOutputWatermark(mark) for mark in reached]
     return (int(passed[0].get()), int(passed[1].get())) if all(each.isDefined() for each in passed) else None
@@ -115,25 +109,3 @@ def _reaching(gateway: Any, node: Any, origin: _Marks) -> _Marks | None:
 
 def _lowest(each: list[_Marks]) -> _Marks:
     return min(mark for mark, _ in each), min(late for _, late in each)
-
-
-def physical_nodes(node: Any) -> Iterator[Any]:
-    """Yield each node of a physical plan, from the top."""
-    yield node
-    for child in _children(node):
-        yield from physical_nodes(child)
-
-
-def _children(node: Any) -> Iterator[Any]:
-    """Yield a physical node's children, of the nodes too that hide theirs."""
-    name = node.nodeName()
-    if name == "InMemoryTableScan":
-        yield node.relation().cachedPlan()
-    elif name == "AdaptiveSparkPlan":
-        yield node.executedPlan()
-    elif name.endswith("QueryStage"):
-        yield node.plan()
-    else:
-        children = node.children()
-        for index in range(children.size()):
-            yield children.apply(index)

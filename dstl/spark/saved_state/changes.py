@@ -21,6 +21,7 @@ from dstl.spark.saved_state.reader import (
     StateColumns,
     StateRow,
     entries_of,
+    find_operator,
     find_state,
     state_columns,
 )
@@ -30,8 +31,7 @@ from handles.checkpoint import CheckpointId, CompletedCheckpoint
 from handles.key_group import KeyGroup, KeyGroupRange
 from materializer.bases.table_directory import FileBases
 from materializer.restore.log_replay import decoding_turn, replay, replay_steps
-from materializer.restore.restore import restore_tables
-from materializer.tables import HeapStateTable
+from materializer.restore.restore import heap_tables
 
 Source = Literal["log", "comparison"]
 
@@ -100,9 +100,7 @@ async def find_span(
         raise Invalid(
             f"checkpoint {after} is not before checkpoint {end.checkpoint_id}: changes go from one to a later"
         )
-    if all(entry.uid != operator for entry in end.operators):
-        held = ", ".join(repr(entry.uid) for entry in end.operators)
-        raise Invalid(f"checkpoint {end.checkpoint_id} has no operator {operator!r}; it has {held or 'none'}")
+    find_operator(end, operator)
     retained = {each.checkpoint_id: each for each in scan.retained}
     floor = max((each.checkpoint for each in end.truncated if each.operator == operator), default=0)
     # A number of which nothing is known may be that of a checkpoint that was made again under another one.
@@ -138,7 +136,7 @@ async def read_changes(store: ObjectStore, runtime: Runtime, span: ChangeSpan, s
             if span.before is None:
                 found = await _logged(store, runtime, span, descriptor.state_id, chunk)
             else:
-                found = await _compared(store, runtime, span, descriptor, chunk, files)
+                found = await _compared(files, span, descriptor, chunk)
             for (_, key), changed in sorted(found.items(), key=lambda each: each[0]):
                 for user_key, value, change in _told(changed, descriptor.kind):
                     if (row := decoder.row(key, user_key, value, change)) is not None:
@@ -158,12 +156,9 @@ async def _logged(
     store: ObjectStore, runtime: Runtime, span: ChangeSpan, state: int, key_groups: KeyGroupRange
 ) -> dict[_Place, _Changed]:
     """Return the changes of some key groups that came with checkpoints behind the earlier one."""
-    contained = {
-        entry.uid: dict.fromkeys(key_groups, span.after if entry.uid == span.operator else span.to.checkpoint_id)
-        for entry in span.to.operators
-    }
     found: dict[_Place, _Changed] = {}
-    steps = replay_steps(span.to, key_groups, contained)
+    contained = {span.operator: dict.fromkeys(key_groups, span.after)}
+    steps = replay_steps(span.to, key_groups, contained, span.operator)
     async with aclosing(replay(steps, store, key_groups, runtime, decoding_turn())) as segments:
         async for _, changes in segments:
             for _, batch, _ in changes:
@@ -182,18 +177,12 @@ def _fold(found: dict[_Place, _Changed], changes: pa.RecordBatch) -> None:
 
 
 async def _compared(
-    store: ObjectStore,
-    runtime: Runtime,
-    span: ChangeSpan,
-    descriptor: StateDescriptor,
-    key_groups: KeyGroupRange,
-    files: FileBases,
+    files: FileBases, span: ChangeSpan, descriptor: StateDescriptor, key_groups: KeyGroupRange
 ) -> dict[_Place, _Changed]:
     """Return how the entries of some key groups differ in two checkpoints."""
     assert span.before is not None
     before, after = [
-        await _entries(each, store, runtime, span.operator, descriptor.state_id, key_groups, files)
-        for each in (span.before, span.to)
+        await _entries(files, each, span.operator, descriptor.state_id, key_groups) for each in (span.before, span.to)
     ]
     found: dict[_Place, _Changed] = {}
     for place in before.keys() | after.keys():
@@ -210,23 +199,10 @@ async def _compared(
 
 
 async def _entries(
-    checkpoint: CompletedCheckpoint,
-    store: ObjectStore,
-    runtime: Runtime,
-    operator: str,
-    state: int,
-    key_groups: KeyGroupRange,
-    files: FileBases,
+    files: FileBases, checkpoint: CompletedCheckpoint, operator: str, state: int, key_groups: KeyGroupRange
 ) -> dict[_Place, dict[bytes, bytes]]:
     found: dict[_Place, dict[bytes, bytes]] = {}
-    restored = await restore_tables(checkpoint, store, key_groups, lambda _: HeapStateTable(), runtime, files=files)
-    try:
-        table = restored.tables.get(operator)
-        for group in table.key_groups() if table is not None else ():
-            assert table is not None
-            for key, user_key, value in entries_of(table, group, state):
-                found.setdefault((group, key), {})[user_key] = value
-    finally:
-        for each in restored.tables.values():
-            each.close()
+    async with heap_tables(checkpoint, files, key_groups) as tables:
+        for group, (key, user_key, value) in entries_of(tables.get(operator), state):
+            found.setdefault((group, key), {})[user_key] = value
     return found

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -85,7 +86,7 @@ def pack(parts: Sequence[DataFrame], names: Mapping[int, str], max_parallelism: 
     partitions = min(max_parallelism, int(entries.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1))
     place = F.floor(F.col(GROUP) * F.lit(partitions) / F.lit(max_parallelism)).cast("int")
     placed = entries.repartitionById(partitions, place).sortWithinPartitions(GROUP)
-    return placed.mapInArrow(KeyGroupPacker(dict(names)), _FILES)
+    return placed.mapInArrow(partial(pack_key_groups, dict(names)), _FILES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,46 +202,37 @@ def _fields(column: pa.StructArray) -> list[pa.Array]:
     return list(column.flatten())
 
 
-class KeyGroupPacker:
-    """Packs entries, which come in the order of key groups, into base files. Pickled into tasks.
+def pack_key_groups(names: Mapping[int, str], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Pack a task's entries, which come in the order of key groups, into the base file of each.
 
     Args:
         names: Those of the states by their numbers, for messages.
+        batches: The entries.
+
+    Raises:
+        Invalid: Two entries have the same place: one of them would be lost.
     """
-
-    def __init__(self, names: Mapping[int, str]) -> None:
-        self._names = names
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield each key group of a task's entries.
-
-        Raises:
-            Invalid: Two entries have the same place: one of them would be lost.
-        """
-        columns = ENTRY_SCHEMA.names
-        for group, runs in groupby(_runs(batches), key=lambda run: run[0]):
-            table, given = HeapStateTable(), Counter[int]()
-            table.restore(group, (_counted(page.select(columns).cast(ENTRY_SCHEMA), given) for _, page in runs))
-            with closing(table), closing(table.snapshot()) as snapshot:
-                file = encode_key_group(snapshot, group)
-                if file.rows != given.total():
-                    held = Counter[int]()
-                    for page in snapshot.entries(group):
-                        _counted(page, held)
-                    raise self._doubled(given - held)
-            yield pa.RecordBatch.from_pydict(
-                {
-                    GROUP: pa.array([group], pa.int32()),
-                    "entries": pa.array([file.rows], pa.int64()),
-                    "data": pa.array([file.data], pa.binary()),
-                }
-            )
-
-    def _doubled(self, extra: Counter[int]) -> Invalid:
-        states = " and ".join(f"state {self._names.get(number, number)!r}" for number in sorted(extra))
-        return Invalid(
-            f"{states}: two rows have the same key, and the same user key, position or expiry where the state has one: "
-            "one of them would be lost. 0.0 and -0.0 are one key, and so is every NaN"
+    columns = ENTRY_SCHEMA.names
+    for group, runs in groupby(_runs(batches), key=lambda run: run[0]):
+        table, given = HeapStateTable(), Counter[int]()
+        table.restore(group, (_counted(page.select(columns).cast(ENTRY_SCHEMA), given) for _, page in runs))
+        with closing(table), closing(table.snapshot()) as snapshot:
+            file = encode_key_group(snapshot, group)
+            if file.rows != given.total():
+                held = Counter[int]()
+                for page in snapshot.entries(group):
+                    _counted(page, held)
+                states = " and ".join(f"state {names.get(number, number)!r}" for number in sorted(given - held))
+                raise Invalid(
+                    f"{states}: two rows have the same key, and the same user key, position or expiry where the state "
+                    "has one: one of them would be lost. 0.0 and -0.0 are one key, and so is every NaN"
+                )
+        yield pa.RecordBatch.from_pydict(
+            {
+                GROUP: pa.array([group], pa.int32()),
+                "entries": pa.array([file.rows], pa.int64()),
+                "data": pa.array([file.data], pa.binary()),
+            }
         )
 
 

@@ -28,11 +28,13 @@ from dstl.store.base import ObjectStore
 from handles.checkpoint import CompletedCheckpoint
 
 CHANGE, EXPIRY, POSITION = "change", "expiry_ms", "position"
+FrameRows = tuple[StructType, list[tuple[Any, ...]]]
+"""Schema and rows of a DataFrame."""
 
 
 async def state_rows(
     store: ObjectStore, runtime: Runtime, name: str, checkpoint: int | Literal["latest"], operator: str | None
-) -> tuple[StructType, list[tuple[Any, ...]]]:
+) -> FrameRows:
     """Return the schema and the live entries of one state: see ``StateBackend.read_state``."""
     found = await choose_checkpoint(store, runtime, None if checkpoint == "latest" else checkpoint)
     uid = operator_of(found, name) if operator is None else operator
@@ -48,7 +50,7 @@ async def change_rows(
     after: int,
     checkpoint: int | Literal["latest"],
     operator: str | None,
-) -> tuple[StructType, list[tuple[Any, ...]]]:
+) -> FrameRows:
     """Return the schema and rows of the changes of one state: see ``StateBackend.read_changes``."""
     to = None if checkpoint == "latest" else checkpoint
     uid = operator_of(await choose_checkpoint(store, runtime, to), name) if operator is None else operator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -27,8 +28,9 @@ from dstl.store import open_store
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
-from materializer.restore.restore import restore_tables
-from materializer.tables import HeapStateTable, StateTable
+from materializer.bases.table_directory import FileBases
+from materializer.restore.restore import heap_tables
+from materializer.tables import StateTable
 
 PLACED = "placed"
 """The key of an entry, decoded, by which it is placed; null in those of broadcast states."""
@@ -65,19 +67,17 @@ class SavedOperator:
         with loop.closing(store):
             for number in (each for batch in batches for each in batch.column(0).to_pylist()):
                 for table in loop.run(self._restored(store, chunks[number])):
-                    snapshot = table.snapshot()
-                    try:
+                    with closing(table), closing(table.snapshot()) as snapshot:
                         for group in chunks[number]:
                             for page in snapshot.entries(group):
                                 yield group, page
-                    finally:
-                        snapshot.close()
-                        table.close()
 
     async def _restored(self, store: ObjectStore, key_groups: KeyGroupRange) -> list[StateTable]:
-        runtime = system_runtime()
-        restored = await restore_tables(self.checkpoint, store, key_groups, lambda _: HeapStateTable(), runtime)
-        return list(restored.tables.values())
+        async with (
+            FileBases(store, system_runtime()) as files,
+            heap_tables(self.checkpoint, files, key_groups) as tables,
+        ):
+            return [tables.pop(operator) for operator in list(tables)]
 
 
 class StateDecoder:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -11,10 +13,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from dstl.checkpoint.service import CoordinatorService
 from dstl.errors import Invalid
-from dstl.runtime import IoLoop, system_runtime
+from dstl.runtime import IoLoop, Runtime, system_runtime
 from dstl.spark.application.checkpoint_directory import CheckpointDirectory
 from dstl.spark.query.placement import key_group_column, placing_columns
-from dstl.spark.saved_state.frame import change_rows, shown_schema, state_rows
+from dstl.spark.saved_state.frame import FrameRows, change_rows, shown_schema, state_rows
+from dstl.spark.saved_state.reader import state_named
 from dstl.state.broadcast_state import BROADCAST_KEY_GROUP
 from dstl.state.codec.field_codec import bound_row
 from dstl.state.codec.key_codec import KeyCodec
@@ -61,7 +64,7 @@ class ReadableStates(ABC):
             MissingState: No such checkpoint.
             CorruptData: The checkpoint is damaged.
         """
-        return self._reading().frame(spark, name, checkpoint, operator)
+        return self._reading().frame(spark, partial(state_rows, name=name, checkpoint=checkpoint, operator=operator))
 
     def read_changes(
         self,
@@ -94,7 +97,8 @@ class ReadableStates(ABC):
             MissingState: ``after`` is not retained, and the log does not go back to it: says what there is.
             CorruptData: A checkpoint is damaged.
         """
-        return self._reading().changes(spark, name, after, checkpoint, operator)
+        rows = partial(change_rows, name=name, after=after, checkpoint=checkpoint, operator=operator)
+        return self._reading().frame(spark, rows)
 
     def lookup(self, operator: str, state: str, key: Any, user_key: Any = None) -> Any:
         """Return one key's state of the running query, from the memory or disk of its TaskManager.
@@ -150,19 +154,11 @@ class StateReading:
     operators: list[str]
 
     def frame(
-        self, spark: SparkSession, name: str, checkpoint: int | Literal["latest"], operator: str | None
+        self, spark: SparkSession, read: Callable[[ObjectStore, Runtime], Coroutine[Any, Any, FrameRows]]
     ) -> DataFrame:
-        """Return the rows of a state: see :meth:`ReadableStates.read_state`."""
+        """Return what is read of the location, once every commit is there."""
         self.loop.run(self.directory.settle())
-        schema, rows = self.loop.run(state_rows(self.store, system_runtime(), name, checkpoint, operator))
-        return spark.createDataFrame(rows, schema)
-
-    def changes(
-        self, spark: SparkSession, name: str, after: int, checkpoint: int | Literal["latest"], operator: str | None
-    ) -> DataFrame:
-        """Return the changes of a state: see :meth:`ReadableStates.read_changes`."""
-        self.loop.run(self.directory.settle())
-        schema, rows = self.loop.run(change_rows(self.store, system_runtime(), name, after, checkpoint, operator))
+        schema, rows = self.loop.run(read(self.store, system_runtime()))
         return spark.createDataFrame(rows, schema)
 
     def look_up(self, operator: str, state: str, key: Any, user_key: Any) -> Any:
@@ -171,11 +167,7 @@ class StateReading:
             held = ", ".join(map(repr, self.operators))
             raise Invalid(f"there is no operator {operator!r}; {f'there are {held}' if held else 'none is defined'}")
         registry = StateRegistry.from_wire(dict(self.loop.run(self.service.lookups.registry(operator))))
-        known = {each.name: each for each in registry.descriptors}
-        if state not in known:
-            held = ", ".join(map(repr, known))
-            raise Invalid(f"operator {operator!r} has no state {state!r}; it has {held or 'none'}")
-        wanted = known[state]
+        wanted = state_named(registry, operator, state)
         group, data = self._place(operator, registry, wanted, key)
         user_keys: tuple[bytes, ...] = ()
         if user_key is not None:

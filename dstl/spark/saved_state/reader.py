@@ -19,11 +19,11 @@ from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.registry import StateRegistry
 from dstl.state.timers import expiry_ms
 from dstl.store.base import ObjectStore
-from handles.checkpoint import CompletedCheckpoint
+from handles.checkpoint import CompletedCheckpoint, OperatorEntry
 from handles.key_group import KeyGroup
 from materializer.bases.table_directory import FileBases
-from materializer.restore.restore import restore_tables
-from materializer.tables import HeapStateTable, StateTable
+from materializer.restore.restore import heap_tables
+from materializer.tables import StateTable
 from materializer.tables.base import StateEntry
 
 Change = Literal["put", "delete", "clear"]
@@ -119,17 +119,23 @@ async def read_state(
     decoder = RowDecoder(registry, descriptor, int(runtime.clock.wall() * 1000))
     async with FileBases(store, runtime) as files:
         for chunk in key_group_chunks(checkpoint):
-            restored = await restore_tables(checkpoint, store, chunk, lambda _: HeapStateTable(), runtime, files=files)
-            try:
-                table = restored.tables.get(operator)
-                if table is not None:
-                    for key_group in table.key_groups():
-                        for key, user_key, value in entries_of(table, key_group, descriptor.state_id):
-                            if (row := decoder.row(key, user_key, value)) is not None:
-                                yield row
-            finally:
-                for each in restored.tables.values():
-                    each.close()
+            async with heap_tables(checkpoint, files, chunk) as tables:
+                for _, (key, user_key, value) in entries_of(tables.get(operator), descriptor.state_id):
+                    if (row := decoder.row(key, user_key, value)) is not None:
+                        yield row
+
+
+def find_operator(checkpoint: CompletedCheckpoint, operator: str) -> OperatorEntry:
+    """Return an operator of a checkpoint.
+
+    Raises:
+        Invalid: No such operator; names those that there are.
+    """
+    for entry in checkpoint.operators:
+        if entry.uid == operator:
+            return entry
+    held = ", ".join(repr(o.uid) for o in checkpoint.operators)
+    raise Invalid(f"checkpoint {checkpoint.checkpoint_id} has no operator {operator!r}; it has {held or 'none'}")
 
 
 def find_state(checkpoint: CompletedCheckpoint, operator: str, state: str) -> tuple[StateRegistry, StateDescriptor]:
@@ -138,27 +144,32 @@ def find_state(checkpoint: CompletedCheckpoint, operator: str, state: str) -> tu
     Raises:
         Invalid: No such operator or state; names those that there are.
     """
-    entry = next((o for o in checkpoint.operators if o.uid == operator), None)
-    if entry is None:
-        held = ", ".join(repr(o.uid) for o in checkpoint.operators)
-        raise Invalid(f"checkpoint {checkpoint.checkpoint_id} has no operator {operator!r}; it has {held or 'none'}")
-    descriptors: tuple[StateDescriptor, ...] = ()
-    if entry.registry:
-        registry = StateRegistry.from_wire(entry.registry)
-        descriptors = registry.descriptors
-        for descriptor in descriptors:
-            if descriptor.name == state:
-                return registry, descriptor
-    held = ", ".join(repr(d.name) for d in descriptors)
+    entry = find_operator(checkpoint, operator)
+    registry = StateRegistry.from_wire(entry.registry) if entry.registry else StateRegistry(StructType())
+    return registry, state_named(registry, operator, state)
+
+
+def state_named(registry: StateRegistry, operator: str, state: str) -> StateDescriptor:
+    """Return one of an operator's states.
+
+    Raises:
+        Invalid: No such state; names those that there are.
+    """
+    for descriptor in registry.descriptors:
+        if descriptor.name == state:
+            return descriptor
+    held = ", ".join(repr(d.name) for d in registry.descriptors)
     raise Invalid(f"operator {operator!r} has no state {state!r}; it has {held or 'none'}")
 
 
-def entries_of(table: StateTable, key_group: KeyGroup, state: int) -> Iterator[StateEntry]:
-    """Yield one state's entries of a key group, in the order of their keys and user keys."""
-    after: tuple[bytes, bytes] | None = None
-    while page := table.scan(state, key_group, after=after):
-        yield from page
-        after = page[-1].key, page[-1].user_key
+def entries_of(table: StateTable | None, state: int) -> Iterator[tuple[KeyGroup, StateEntry]]:
+    """Yield one state's entries with their key groups, in the order of these, of keys and of user keys."""
+    for group in table.key_groups() if table is not None else ():
+        assert table is not None
+        after: tuple[bytes, bytes] | None = None
+        while page := table.scan(state, group, after=after):
+            yield from ((group, entry) for entry in page)
+            after = page[-1].key, page[-1].user_key
 
 
 class RowDecoder:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import DataType, StructField, StructType
 
-from dstl.errors import Invalid, brief
+from dstl.errors import Invalid, brief, named
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.schema_evolution import FORM, MEANING
 from dstl.state.descriptor import StateDescriptor
@@ -236,10 +234,8 @@ class Aggregation:
         """
         made = {}
         for name, each in self.aggregates.items():
-            try:
+            with named(f"aggregate {name!r}"):
                 made[name] = each.accumulator(self.input_schema)
-            except Invalid as error:
-                raise Invalid(f"aggregate {name!r}: {error}") from error
         return made
 
     def state_schema(self) -> StructType:
@@ -318,7 +314,7 @@ class AggregateStates:
         for (name, accumulator), part in zip(self.accumulators.items(), self._parts(prior), strict=True):
             source = self._aggregation.aggregates[name].column
             column = None if source is None else rows.column(source).combine_chunks()
-            with _named(name):
+            with named(f"aggregate {name!r}"):
                 folded += accumulator.fold(part, column, groups)
         return folded
 
@@ -326,7 +322,7 @@ class AggregateStates:
         """Return accumulators put together of partial ones."""
         merged: list[pa.Array] = []
         for (name, accumulator), part in zip(self.accumulators.items(), self._parts(partial), strict=True):
-            with _named(name):
+            with named(f"aggregate {name!r}"):
                 merged += accumulator.merge(part, groups)
         return merged
 
@@ -368,20 +364,6 @@ class AggregateStates:
             at += width
 
 
-class _named:
-    """Names the aggregate in what is raised within."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Invalid):
-            raise Invalid(f"aggregate {self._name!r}: {error}") from error
-
-
 def gathered(batches: Iterable[pa.RecordBatch], schema: StructType) -> pa.Table | None:
     """Return the rows of a task, each column in one chunk; None where there are none.
 
@@ -405,9 +387,3 @@ def latest_ms(rows: pa.Table, column: str | None) -> int | None:
         return None
     latest = pc.max(rows.column(column).cast(pa.int64())).as_py()
     return None if latest is None else int(latest) // 1000
-
-
-def key_groups_at(rows: pa.Table, column: str, positions: npt.NDArray[np.int64]) -> KeyGroups:
-    """Return the key groups of some rows."""
-    found: KeyGroups = np.asarray(rows.column(column).combine_chunks())[positions].astype(np.uint16)
-    return found

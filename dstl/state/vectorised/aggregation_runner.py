@@ -14,13 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dstl.state.codec.column_buffers import from_int64, to_int64
-from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
-from dstl.state.vectorised.aggregation import Aggregation, key_groups_at
+from dstl.state.vectorised.aggregation import Aggregation
 from dstl.state.vectorised.column_state import KeyGroups
-from dstl.state.vectorised.group_runner import GroupRunner, by_key_group, late_after
-from dstl.state.vectorised.key_codes import Codes, Groups, group_codes, parts_of_whole_keys, with_steps
+from dstl.state.vectorised.group_runner import GroupRunner, is_over, late_after
+from dstl.state.vectorised.key_codes import Codes, Groups, by_key_group, group_codes, parts_of_whole_keys, with_steps
 
 
 class _Groups(NamedTuple):
@@ -94,7 +93,7 @@ class AggregationRunner(GroupRunner):
             if not groups.count:
                 return None
             columns = [column.filter(pa.array(kept)) for column in columns]
-        order, key_groups = by_key_group(key_groups_at(rows, KEY_GROUP_COLUMN, first))
+        order, key_groups = by_key_group(rows, first)
         columns = [column.take(pa.array(order)) for column in columns]
         return self._with_states(rows, groups.reordered(order), columns, key_groups, task)
 
@@ -115,7 +114,7 @@ class AggregationRunner(GroupRunner):
                 starts = starts[kept]
             if not cells.count:
                 return None
-            order, key_groups = by_key_group(key_groups_at(rows, KEY_GROUP_COLUMN, first))
+            order, key_groups = by_key_group(rows, first)
             columns = self._key_columns(rows, first[order], starts[order], kind)
             return self._with_states(rows, cells.reordered(order), columns, key_groups, task)
         # Folded into panes without prior state, then each pane into all of its windows.
@@ -133,7 +132,7 @@ class AggregationRunner(GroupRunner):
             return None
         heads = groups.first_rows()
         at, starts = first[of_cell[heads]], starts[heads]
-        order, key_groups = by_key_group(key_groups_at(rows, KEY_GROUP_COLUMN, at))
+        order, key_groups = by_key_group(rows, at)
         columns = self._key_columns(rows, at[order], starts[order], kind)
         keys, before = self._stored(columns, key_groups, task)
         groups = groups.reordered(order)
@@ -167,7 +166,7 @@ class AggregationRunner(GroupRunner):
         """Return of which groups the rows are not late."""
         if self._aggregation.expires is None:
             return np.ones(len(columns[0]) if columns else 1, np.bool_)
-        return self._kept(~_over(self._expiry_of(columns), late_after(task)))
+        return self._kept(~is_over(self._expiry_of(columns), late_after(task)))
 
     def _kept(self, on_time: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Return which groups are kept, and count the others; in complete mode, and without a watermark, all are."""
@@ -175,13 +174,6 @@ class AggregationRunner(GroupRunner):
             return np.ones(len(on_time), np.bool_)
         self.late_rows += int(len(on_time) - np.count_nonzero(on_time))
         return on_time
-
-    def _without(self, rows: pa.Table, groups: Groups, kept: npt.NDArray[np.bool_]) -> tuple[pa.Table, Groups, Codes]:
-        """Return the rows of the groups that are kept, those groups, and their first rows."""
-        among = kept[groups.codes]
-        left = Groups((np.cumsum(kept) - 1)[groups.codes[among]])
-        self._set_aside(rows, ~among)
-        return rows.filter(pa.array(among)).combine_chunks(), left, left.first_rows()
 
     def _expiry_of(self, columns: list[pa.Array]) -> pa.Array:
         assert self._aggregation.expires is not None
@@ -195,7 +187,7 @@ class AggregationRunner(GroupRunner):
             self._states.put(task, groups.key_groups, groups.keys, groups.before, groups.accumulated)
             yield self._states.output(groups.columns, groups.accumulated)
             return
-        over = _over(self._expiry_of(groups.columns), task.watermark_ms * 1000)
+        over = is_over(self._expiry_of(groups.columns), task.watermark_ms * 1000)
         if mode == "update":
             yield self._states.output(groups.columns, groups.accumulated)
         if not over.any():
@@ -210,11 +202,3 @@ class AggregationRunner(GroupRunner):
         if mode == "append":
             done = [column.filter(ended) for column in groups.accumulated]
             yield self._states.output([column.filter(ended) for column in groups.columns], done)
-
-
-def _over(moments: pa.Array, watermark_us: int) -> npt.NDArray[np.bool_]:
-    """Return which moments the watermark has reached; a null never."""
-    over: npt.NDArray[np.bool_] = to_int64(moments) <= watermark_us
-    if moments.null_count:
-        over &= moments.is_valid().to_numpy(zero_copy_only=False)
-    return over

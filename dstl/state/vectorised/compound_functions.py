@@ -13,6 +13,7 @@ from pyspark.sql.types import ArrayType, DataType, DoubleType, LongType, StructF
 from dstl.state.codec.key_codec import refuse_unequal
 from dstl.state.frames.row_writer import arrow_schema
 from dstl.state.vectorised.aggregate_functions import Accumulator, Columns, Extreme
+from dstl.state.vectorised.exact_sums import plain_sums
 from dstl.state.vectorised.key_codes import Codes, Groups, group_codes
 
 
@@ -40,8 +41,8 @@ class Variance(Accumulator):
         values, codes = column.filter(pa.array(valid)).to_numpy(zero_copy_only=False), groups.codes[valid]
         count = np.bincount(codes, minlength=groups.count)
         with np.errstate(invalid="ignore"):
-            mean = _sums(codes, values, groups.count) / np.maximum(count, 1)
-            squares = _sums(codes, (values - mean[codes]) ** 2, groups.count)
+            mean = plain_sums(values, codes, groups.count) / np.maximum(count, 1)
+            squares = plain_sums((values - mean[codes]) ** 2, codes, groups.count)
         rows = [pa.array(squares), pa.array(mean), pa.array(count)]
         both = [pa.concat_arrays(pair) for pair in zip(prior, rows, strict=True)]
         return self.merge(both, Groups(np.tile(np.arange(groups.count), 2)))
@@ -49,11 +50,11 @@ class Variance(Accumulator):
     def merge(self, partial: Columns, groups: Groups) -> Columns:
         """Return the moments of all rows, of those of some of them."""
         squares, means, counts = (each.fill_null(0).to_numpy(zero_copy_only=False) for each in partial)
-        codes, total = groups.codes, _sums(groups.codes, counts, groups.count)
+        codes, total = groups.codes, plain_sums(counts, groups.codes, groups.count)
         with np.errstate(invalid="ignore"):
-            mean = _sums(codes, means * counts, groups.count) / np.maximum(total, 1)
+            mean = plain_sums(means * counts, codes, groups.count) / np.maximum(total, 1)
             spread = squares + counts * (means - mean[codes]) ** 2
-        return [pa.array(_sums(codes, spread, groups.count)), pa.array(mean), pa.array(total.astype(np.int64))]
+        return [pa.array(plain_sums(spread, codes, groups.count)), pa.array(mean), pa.array(total.astype(np.int64))]
 
     def finish(self, accumulated: Columns) -> pa.Array:
         """Return the results."""
@@ -149,11 +150,6 @@ class CountDistinct(Collected):
     def finish(self, accumulated: Columns) -> pa.Array:
         """Return the results."""
         return pa.array(_lengths(accumulated[0]))
-
-
-def _sums(codes: Codes, values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.float64]:
-    # Without values bincount forgets that they would be doubles.
-    return np.bincount(codes, values, count).astype(np.float64, copy=False)
 
 
 def _lengths(lists: pa.Array) -> npt.NDArray[np.int64]:

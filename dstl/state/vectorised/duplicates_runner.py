@@ -11,18 +11,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructField, StructType, TimestampType
 
-from dstl.errors import Invalid
+from dstl.errors import named
 from dstl.rpc.messages import ExpiryPlace
 from dstl.state.codec.column_buffers import from_int64, to_int64
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.frames.row_writer import arrow_schema_of
-from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
-from dstl.state.vectorised.aggregation import gathered, key_groups_at, latest_ms
+from dstl.state.vectorised.aggregation import gathered, latest_ms
 from dstl.state.vectorised.column_state import ColumnState
-from dstl.state.vectorised.group_runner import by_key_group, late_after
-from dstl.state.vectorised.key_codes import Groups, group_codes
+from dstl.state.vectorised.group_runner import is_over, late_after
+from dstl.state.vectorised.key_codes import Groups, by_key_group, group_codes
 
 _WITHIN = StructType([StructField("expires_at", TimestampType())])
 _EXPIRES_AT = ExpiryPlace(in_key=False, offset=2)
@@ -75,15 +74,13 @@ class DuplicatesRunner:
         self._deduplication = deduplication
         self._within = deduplication.within_us
         name = "seen" if self._within is None else "seen_within_watermark"
-        try:
+        with named(f"operator {operator!r}"):
             self._keys = KeyCodec(deduplication.key_schema)
             place = None if self._within is None else _EXPIRES_AT
             if deduplication.expires is not None:
                 place = self._keys.place_of(deduplication.expires)
             schema = StructType([]) if self._within is None else _WITHIN
             self._state = ColumnState(registry, name, schema, place=place)
-        except Invalid as error:
-            raise Invalid(f"operator {operator!r}: {error}") from error
         self._output = arrow_schema_of(deduplication.input_schema, f"operator {operator!r}: the input")
         self.registry = registry
         self.max_event_time_ms: int | None = None
@@ -130,7 +127,7 @@ class DuplicatesRunner:
         columns = [self._column(rows, *each) for each in self._deduplication.columns]
         table = pa.table(columns, names=self._keys.names)
         groups = Groups(group_codes(table, table.column_names))
-        order, key_groups = by_key_group(key_groups_at(rows, KEY_GROUP_COLUMN, groups.first_rows()))
+        order, key_groups = by_key_group(rows, groups.first_rows())
         first = groups.first_rows()[order]
         at = pa.array(first)
         columns = self._keys.canonical([column.take(at) for column in columns])
@@ -140,8 +137,7 @@ class DuplicatesRunner:
         expiries = self._expiries(rows, at, columns)
         kept = is_new
         if expiries is not None:
-            over = to_int64(expiries) <= task.watermark_ms * 1000
-            kept = is_new & ~(over & expiries.is_valid().to_numpy(zero_copy_only=False))
+            kept = is_new & ~is_over(expiries, task.watermark_ms * 1000)
         put = pa.array(kept)
         held = _no_columns(int(np.count_nonzero(kept)))
         if self._within is not None and expiries is not None:

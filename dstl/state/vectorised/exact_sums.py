@@ -38,20 +38,20 @@ def exact_sums(numbers: _Doubles, codes: _Codes, count: int) -> _Doubles:
     rows = np.bincount(codes, minlength=count)
     if rows.max(initial=0) <= 2:
         with np.errstate(over="ignore", invalid="ignore"):
-            return _with_one_nan(_added(numbers, codes, count))
+            return _with_one_nan(plain_sums(numbers, codes, count))
     if _largest(numbers) < _LARGE and rows.max() <= 1 << _BITS:
         return _finite_sums(numbers, codes, rows)
     with np.errstate(over="ignore", invalid="ignore"):
         finite = np.isfinite(numbers)
         large = finite & (np.abs(numbers) >= _LARGE)
-        in_order = (rows > 1 << _BITS) | (_added(large.astype(np.float64), codes, count) > 0)
+        in_order = (rows > 1 << _BITS) | (plain_sums(large.astype(np.float64), codes, count) > 0)
         cut = finite & ~in_order[codes]
         sums = _finite_sums(np.where(cut, numbers, 0.0), codes, rows)
         order = np.lexsort((numbers, codes))
         order = order[(finite & ~cut)[order]]
-        sums[in_order] = _added(numbers[order], codes[order], count)[in_order]
+        sums[in_order] = plain_sums(numbers[order], codes[order], count)[in_order]
         # Beside a number that is not finite the others do not count; such numbers make the same sum in any order.
-        rest = _added(np.where(finite, 0.0, numbers), codes, count)
+        rest = plain_sums(np.where(finite, 0.0, numbers), codes, count)
         return _with_one_nan(np.where(rest == 0, sums, rest))
 
 
@@ -59,14 +59,14 @@ def _finite_sums(numbers: _Doubles, codes: _Codes, rows: npt.NDArray[np.intp]) -
     """Return the sums of groups of numbers below :data:`_LARGE`."""
     count = len(rows)
     # Two numbers are rounded once, in either order.
-    plain = _added(numbers, codes, count)
+    plain = plain_sums(numbers, codes, count)
     sums: list[_Doubles] = []
     rest, slices, left = numbers, np.empty_like(numbers), np.empty_like(numbers)
     while True:
         cut = math.ldexp(1.5, _place(rest))
         np.add(rest, cut, out=slices)
         slices -= cut
-        sums.append(_added(slices, codes, count))
+        sums.append(plain_sums(slices, codes, count))
         rest = np.subtract(rest, slices, out=left)
         if not rest.any():
             break
@@ -90,7 +90,8 @@ def _largest(numbers: _Doubles) -> float:
     return float(max(numbers.max(initial=0.0), -numbers.min(initial=0.0)))
 
 
-def _added(numbers: _Doubles, codes: _Codes, count: int) -> _Doubles:
+def plain_sums(numbers: _Doubles, codes: _Codes, count: int) -> _Doubles:
+    """Return the sum of each group, of its rows one after the other."""
     # Of no rows numpy makes integers.
     return np.bincount(codes, weights=numbers, minlength=count).astype(np.float64, copy=False)
 

@@ -10,11 +10,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dstl.errors import Invalid, clip
+from dstl.errors import Invalid, clip, named
+from dstl.state.codec.column_buffers import to_int64
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.aggregation import LATE, AggregateStates, Aggregation, gathered, latest_ms
 from dstl.state.vectorised.column_state import KeyGroups
+from dstl.state.vectorised.key_codes import Codes, Groups
 
 
 class GroupRunner(ABC):
@@ -42,10 +44,8 @@ class GroupRunner(ABC):
         self._aggregation = aggregation
         self._part_bytes = part_bytes
         self._operator = operator
-        try:
+        with named(f"operator {operator!r}"):
             self._states = self._declared(registry)
-        except Invalid as error:
-            raise Invalid(f"operator {operator!r}: {error}") from error
         self.registry = registry
         self.max_event_time_ms: int | None = None
         self.late_rows = 0
@@ -109,6 +109,13 @@ class GroupRunner(ABC):
         if self._aggregation.has_late:
             self._late.append(rows.column(LATE).filter(pa.array(late)))
 
+    def _without(self, rows: pa.Table, groups: Groups, kept: npt.NDArray[np.bool_]) -> tuple[pa.Table, Groups, Codes]:
+        """Return the rows of the groups that are kept, those groups, and their first rows."""
+        among = kept[groups.codes]
+        left = Groups((np.cumsum(kept) - 1)[groups.codes[among]])
+        self._set_aside(rows, ~among)
+        return rows.filter(pa.array(among)).combine_chunks(), left, left.first_rows()
+
     def _evicted(self, task: TaskInput, handled: list[pa.Array]) -> Iterator[pa.RecordBatch]:
         """End the groups that the watermark has passed and that had no row; in append mode, yield them."""
         states = self._states
@@ -140,10 +147,12 @@ def late_after(task: TaskInput) -> int:
     return task.late_until_ms * 1000
 
 
-def by_key_group(key_groups: KeyGroups) -> tuple[npt.NDArray[np.int64], KeyGroups]:
-    """Return the order of groups by their key groups, and those in that order."""
-    order = np.argsort(key_groups, kind="stable")
-    return order, key_groups[order]
+def is_over(moments: pa.Array, watermark_us: int) -> npt.NDArray[np.bool_]:
+    """Return which moments the watermark has reached; a null never."""
+    over: npt.NDArray[np.bool_] = to_int64(moments) <= watermark_us
+    if moments.null_count:
+        over &= moments.is_valid().to_numpy(zero_copy_only=False)
+    return over
 
 
 def without_handled(found: pa.RecordBatch, handled: list[pa.Array]) -> pa.RecordBatch:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dstl.errors import Invalid
+from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 
 _MOST_BYTES = (1 << 31) - 1
 """Of text or nested data in one array: what its 32-bit offsets reach."""
@@ -112,6 +113,13 @@ class Groups:
         step = -1 if backwards else 1
         found[self.codes[rows][::step]] = rows[::step]
         return found
+
+
+def by_key_group(rows: pa.Table, positions: Codes) -> tuple[Codes, npt.NDArray[np.uint16]]:
+    """Return the order of some rows by their key groups, and those in that order."""
+    key_groups = np.asarray(rows.column(KEY_GROUP_COLUMN).combine_chunks())[positions].astype(np.uint16)
+    order = np.argsort(key_groups, kind="stable")
+    return order, key_groups[order]
 
 
 def parts_of_whole_keys(rows: pa.Table, codes: Codes, part_rows: int) -> Iterator[tuple[pa.Table, Codes]]:

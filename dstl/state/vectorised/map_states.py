@@ -14,15 +14,14 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from dstl.errors import Invalid, clip
+from dstl.errors import Invalid, clip, named
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.frames.row_writer import arrow_schema_of
-from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 from dstl.state.processor_errors import user_code_error
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.column_state import ColumnState, KeyGroups
-from dstl.state.vectorised.key_codes import Groups, group_codes, parts_of_whole_keys, whole_table
+from dstl.state.vectorised.key_codes import Groups, by_key_group, group_codes, parts_of_whole_keys, whole_table
 
 GROUP_COLUMN = "__group"
 """Column of ``rows``: which row of ``keys`` a row belongs to."""
@@ -89,12 +88,10 @@ class MapStatesRunner:
         self._input_names = list(operator.input_schema.names)
         self._call_rows = call_rows
         self._output_schema = arrow_schema_of(operator.output_schema, f"{what}: the output")
-        try:
+        with named(what):
             self._state = ColumnState(
                 registry, "state", operator.state_schema, ttl_ms=operator.ttl_ms, part_bytes=part_bytes
             )
-        except Invalid as error:
-            raise Invalid(f"{what}: {error}") from error
 
     def run(self, batches: Iterator[pa.RecordBatch], task: TaskInput) -> Iterator[pa.RecordBatch]:
         """Process one partition of one micro-batch; its rows are gathered first and must fit the worker's memory.
@@ -113,9 +110,8 @@ class MapStatesRunner:
         del held
         groups = Groups(group_codes(rows, self._keys.names))
         first = groups.first_rows()
-        key_groups = np.asarray(rows.column(KEY_GROUP_COLUMN).combine_chunks())[first].astype(np.uint16)
-        order = np.argsort(key_groups, kind="stable")
-        groups, first, key_groups = groups.reordered(order), first[order], key_groups[order]
+        order, key_groups = by_key_group(rows, first)
+        groups, first = groups.reordered(order), first[order]
         found = rows.select(self._keys.names).take(pa.array(first)).combine_chunks()
         keys = pa.table(self._keys.canonical(found.columns), names=found.column_names)
         start = 0

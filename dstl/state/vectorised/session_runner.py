@@ -16,13 +16,12 @@ import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from dstl.state.codec.column_buffers import binary_of, content_of, from_int64, to_int64
-from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
-from dstl.state.vectorised.aggregation import AggregateStates, key_groups_at
+from dstl.state.vectorised.aggregation import AggregateStates
 from dstl.state.vectorised.column_state import ColumnState, KeyGroups
-from dstl.state.vectorised.group_runner import GroupRunner, by_key_group, late_after
-from dstl.state.vectorised.key_codes import Codes, Groups, group_codes
+from dstl.state.vectorised.group_runner import GroupRunner, late_after
+from dstl.state.vectorised.key_codes import Codes, Groups, by_key_group, group_codes
 from dstl.state.vectorised.time_windows import Micros, Windows, merge_sessions
 
 _BOUNDS = StructType([StructField("bounds", BinaryType())])
@@ -62,19 +61,15 @@ class SessionRunner(GroupRunner):
             kept = ends > late_after(task)
             self.late_rows += int(len(kept) - np.count_nonzero(kept))
             if not kept.all():
-                among = kept[pieces.codes]
-                pieces = Groups((np.cumsum(kept) - 1)[pieces.codes[among]])
-                self._set_aside(rows, ~among)
-                rows = rows.filter(pa.array(among)).combine_chunks()
+                rows, pieces, first = self._without(rows, pieces, kept)
                 starts, ends = starts[kept], ends[kept]
-                first = pieces.first_rows()
         if not pieces.count:
             return
         partial = states.fold(states.nothing(pieces.count), rows, pieces)
         # The keys, in the order of their key groups, and what is open of each.
         by_key = Groups(group_codes(rows, aggregation.others))
         heads = by_key.first_rows()
-        order, key_groups = by_key_group(key_groups_at(rows, KEY_GROUP_COLUMN, heads))
+        order, key_groups = by_key_group(rows, heads)
         by_key, heads = by_key.reordered(order), heads[order]
         others = rows.select(aggregation.others).take(pa.array(heads)).combine_chunks()
         others = states.keys.canonical([column.combine_chunks() for column in others.columns])
