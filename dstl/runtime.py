@@ -243,10 +243,15 @@ async def all_of(work: Iterable[Awaitable[T]]) -> list[T]:
         await end_tasks(tasks)
 
 
-async def _cancel_all() -> None:
-    # A task that is cancelled before its first step never runs, and what it was given to close stays open.
-    await asyncio.sleep(0)
-    await end_tasks(t for t in asyncio.all_tasks() if t is not asyncio.current_task())
-    # A transport that was closed lets go of its socket some turns later, and the loop ends after this.
+async def few_turns() -> None:
+    """Let the loop turn as often as asyncio needs to make a connection of a socket, or to let go of a closed one's."""
     for _ in range(5):
         await asyncio.sleep(0)
+
+
+async def _cancel_all() -> None:
+    # A task that is cancelled before its first step never runs, and what it was given to close stays open.
+    await few_turns()
+    await end_tasks(t for t in asyncio.all_tasks() if t is not asyncio.current_task())
+    # A transport that was closed lets go of its socket some turns later, and the loop ends after this.
+    await few_turns()

@@ -14,6 +14,7 @@ import pytest
 from worlds.class_archive import shared_classes
 from worlds.s3_place import S3Place, foreign_place, moto_place
 from worlds.s3_server import S3Server
+from worlds.service import Job
 
 ROOT = Path(__file__).parents[1]
 # In the environment, so that processes which share the tests have one seed, the one that is printed.
@@ -66,6 +67,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture
 def seed() -> int:
     return SEED
+
+
+@pytest.fixture
+def job(seed: int) -> Job:
+    """A query's job, over a store in memory whose ``rules`` are its faults."""
+    return Job(seed)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from dstl.rpc.protocol import (
     frame_length,
     set_tcp_options,
 )
-from dstl.runtime import end_tasks
+from dstl.runtime import end_tasks, few_turns
 
 _log = logging.getLogger(__name__)
 
@@ -155,6 +155,9 @@ class RpcServer:
     async def close(self) -> None:
         """Stop listening and end every connection. Idempotent."""
         self._closed = True
+        if sum(_stops_accepting(server) for server in self._servers):
+            # A server that is closed while a connection is being made of what it has accepted leaves its socket open.
+            await few_turns()
         for server in self._servers:
             server.close()
         await end_tasks(self._connections)
@@ -307,6 +310,12 @@ def _widen_queue(server: asyncio.Server) -> None:
         if (number := each.fileno()) >= 0:  # else a simulated one's, which has no queue
             with socket.fromfd(number, each.family, each.type) as same:
                 same.listen(_QUEUE)
+
+
+def _stops_accepting(server: asyncio.Server) -> int:
+    """Accept nobody any more; return how many sockets have accepted until now, of which a simulated server has none."""
+    loop = asyncio.get_running_loop()
+    return sum(loop.remove_reader(number) for each in server.sockets if (number := each.fileno()) >= 0)
 
 
 def _affordable_connections() -> int:

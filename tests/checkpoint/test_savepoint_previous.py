@@ -1,9 +1,7 @@
 """``restore="previous"``: an older checkpoint takes a damaged one's place, never silently, never by default."""
 
-import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -12,22 +10,18 @@ from dstl.checkpoint.manifest.format import manifest_name
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.errors import CorruptData, MissingState
 from dstl.store.base import ObjectStore
-from dstl.store.memory import MemoryStore
-from handles.checkpoint import CompletedCheckpoint
-from worlds.savepoints import HurriedClock, a_job, a_runtime, contents, events, replace
-from worlds.service import TWO, Driver, retained, state_of, without_empty
+from worlds.savepoints import HurriedClock, a_job, a_runtime, contents, replace
+from worlds.service import Job, retained, state_of, without_empty
 
 
-@contextlib.asynccontextmanager
-async def a_driver(
-    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, *, previous: bool, seed: int = 11
-) -> AsyncIterator[Driver]:
+@pytest.fixture
+async def job(seed: int, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A job of four batches, and what it must have after the last but one."""
     monkeypatch.setattr(worlds.service, "SystemClock", HurriedClock)
-    driver = Driver(store, seed=seed, operators=TWO, fall_back=previous)
-    try:
-        yield await driver.start()
-    finally:
-        await driver.close()
+    job = Job(seed)
+    job.drivers += 1
+    job.model = (await a_job(job.store, seed, inlined=False))[2]
+    return job
 
 
 HARMS = ["manifest-flipped", "manifest-missing", "segment-missing", "segment-flipped", "record-swapped"]
@@ -57,52 +51,40 @@ async def damage(store: ObjectStore, harm: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("harm", HARMS)
-async def test_by_default_a_damaged_newest_checkpoint_is_an_error(
-    seed: int, harm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, rng = MemoryStore(), random.Random(seed)
-    await a_job(store, seed, inlined=False)
-    await damage(store, harm, seed)
-    async with a_driver(store, monkeypatch, previous=False) as driver:
+async def test_by_default_a_damaged_newest_checkpoint_is_an_error(job: Job, harm: str) -> None:
+    await damage(job.store, harm, job.seed)
+    async with job.driver() as driver:
         with pytest.raises((CorruptData, MissingState)) as caught:
-            await driver.run_batch("run-2", 4, events(rng, 4), {})
+            await driver.run_batch("run-2", 4, model={})
     assert "restore" in str(caught.value) or "older checkpoint" in str(caught.value)
 
 
 @pytest.mark.parametrize("harm", HARMS)
 async def test_with_previous_the_one_before_is_taken_and_a_loss_is_told(
-    seed: int, harm: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    job: Job, harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store, rng = MemoryStore(), random.Random(seed)
-    states = await a_job(store, seed, inlined=False)
-    await damage(store, harm, seed)
-    model = states[2]
-    async with a_driver(store, monkeypatch, previous=True) as driver:
+    await damage(job.store, harm, job.seed)
+    async with job.driver(fall_back=True) as driver:
         # Without its record, a commit is missing as its checkpoint is: the batch is run again, and nothing is lost.
         lost = 1 if harm.startswith("segment") else 0
         assert await driver.next_batch("run-2") == 3 + lost
         with caplog.at_level(logging.WARNING, "dstl.checkpoint.run_opening"):
-            await driver.run_batch("run-2", 3 + lost, events(rng, 4), model)
+            await driver.run_batch("run-2", 3 + lost)
         (restored,) = driver.restores
         assert (restored.lost_batches, len(restored.skipped)) == (lost, lost)
         assert ("what 1 batches did to the state is lost" in caplog.text) == bool(lost)
         # The batches after it follow the ordinary rule.
-        await driver.run_batch("run-2", 4 + lost, events(rng, 5), model)
+        await driver.run_batch("run-2", 4 + lost)
         assert len(driver.restores) == 1
-    assert without_empty(await state_of((await checkpoints(store))[-1], store)) == without_empty(model)
+    # As ``retained``, in a log that holds a damaged record.
+    newest = (await ManifestLog(job.store, a_runtime()).scan()).retained[-1]
+    assert without_empty(await state_of(newest, job.store)) == without_empty(job.model)
 
 
-async def checkpoints(store: ObjectStore) -> list[CompletedCheckpoint]:
-    """As ``retained``, in a log that holds a damaged record."""
-    return (await ManifestLog(store, a_runtime()).scan()).retained
-
-
-async def test_an_empty_state_is_never_taken_for_an_older_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = MemoryStore()
-    await a_job(store, seed)
-    for name in await contents(store, "manifests/"):
-        await replace(store, name, (await store.get(name))[:-1])
+async def test_an_empty_state_is_never_taken_for_an_older_one(job: Job) -> None:
+    for name in await contents(job.store, "manifests/"):
+        await replace(job.store, name, (await job.store.get(name))[:-1])
     for batch in (0, 4):
-        async with a_driver(store, monkeypatch, previous=True) as driver:
+        async with job.driver(fall_back=True) as driver:
             with pytest.raises(CorruptData, match="is damaged"):
                 await driver.run_batch("run-2", batch, {}, {})

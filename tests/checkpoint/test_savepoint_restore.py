@@ -2,9 +2,8 @@
 
 import asyncio
 import contextlib
-import itertools
-import random
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -19,10 +18,10 @@ from dstl.options import MaterializationOptions
 from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
 from handles.checkpoint import referenced_objects
-from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
+from tests.simulation.faulty_store import Fault, FaultRule
 from worlds import manifest_samples
-from worlds.savepoints import HurriedClock, a_job, a_runtime, contents, events, replace
-from worlds.service import TWO, Driver, Model, retained, state_of, without_empty
+from worlds.savepoints import HurriedClock, a_job, a_runtime, contents, replace
+from worlds.service import TWO, Driver, Job, Model, copy_of, state_of, without_empty
 
 MODES: tuple[RestoreMode, ...] = ("no_claim", "claim")
 NEW = "query-2"
@@ -35,125 +34,121 @@ class RestoringDriver(Driver):
     query = NEW
 
 
+class EagerDriver(RestoringDriver):
+    materialization = OFTEN
+
+
+@pytest.fixture
+async def job(seed: int) -> Job:
+    """A job whose location has a savepoint of another one; that one's state is what it must have."""
+    job = Job(seed, repeat=10)
+    job.drivers += 1  # the other's
+    job.model = await saved(seed, job.store)
+    return job
+
+
 @contextlib.asynccontextmanager
 async def a_query(
-    location: ObjectStore,
+    job: Job,
     source: ObjectStore | None = None,
     *,
     mode: RestoreMode = "no_claim",
-    name: str = "mine",
-    seed: int = 7,
     materializes: bool = False,
-    **settings: object,
-) -> AsyncIterator[RestoringDriver]:
-    driver = RestoringDriver(location, seed=seed, **{"operators": TWO, **settings})  # type: ignore[arg-type]
-    driver.materialization = OFTEN if materializes else None
-    try:
-        await driver.start()
-        await driver.service.runs.start_from(
-            SavepointRestore(location if source is None else source, location, name, mode, a_runtime(seed))
+    **settings: Any,
+) -> AsyncIterator[Driver]:
+    """Start a driver whose query begins with the savepoint, of its own location or of another."""
+    kind = EagerDriver if materializes else RestoringDriver
+    async with job.driver(kind=kind, **settings) as driver:
+        restore = SavepointRestore(
+            job.store if source is None else source, job.store, "mine", mode, a_runtime(job.seed + job.drivers)
         )
+        await driver.service.runs.start_from(restore)
         yield driver
-    finally:
-        await driver.close()
 
 
 async def saved(seed: int, location: ObjectStore) -> Model:
     """Run a job, put a savepoint of it into another location, and return its state."""
-    job = MemoryStore()
-    state = (await a_job(job, seed))[-1]
-    await create_savepoint(job, location, a_runtime(seed), "mine")
+    store = MemoryStore()
+    state = (await a_job(store, seed))[-1]
+    await create_savepoint(store, location, a_runtime(seed), "mine")
     return state
-
-
-async def newest_state(location: ObjectStore) -> Model:
-    return without_empty(await state_of((await retained(location))[-1], location))
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("operators", "task_managers"), [(TWO, 1), ({"counts": 7, "sums": 1}, 3)])
 async def test_a_new_query_goes_on_from_a_savepoint_with_another_parallelism(
-    seed: int, mode: RestoreMode, operators: dict[str, int], task_managers: int
+    job: Job, mode: RestoreMode, operators: dict[str, int], task_managers: int
 ) -> None:
-    location, rng = MemoryStore(), random.Random(seed)
-    model = await saved(seed, location)
-    async with a_query(location, mode=mode, operators=operators, task_managers=task_managers) as driver:
+    async with a_query(job, mode=mode, operators=operators, task_managers=task_managers) as driver:
         for batch in range(3):
             # Every task checks what it reads against the model.
-            await driver.run_batch("run-1", batch, events(rng, batch + 10), model)
-            assert await newest_state(location) == without_empty(model)
+            await driver.run_batch("run-1", batch)
+            await job.check()
         assert [report.batch_id for report in driver.checkpoints] == [0, 1, 2]
 
 
-async def test_no_claim_is_self_contained_from_its_first_checkpoint_flink_38307(seed: int) -> None:
+async def test_no_claim_is_self_contained_from_its_first_checkpoint_flink_38307(job: Job) -> None:
     """Flink's changelog backend restores with NO_CLAIM, its default, and fails at the first checkpoint."""
-    elsewhere, location, rng = MemoryStore(), MemoryStore(), random.Random(seed)
-    model = await saved(seed, elsewhere)
+    elsewhere, job.store = job.store, MemoryStore()
     untouched = await contents(elsewhere)
-    async with a_query(location, elsewhere, mode="no_claim") as driver:
-        await driver.run_batch("run-1", 0, events(rng, 10), model)
+    async with a_query(job, elsewhere) as driver:
+        await driver.run_batch("run-1", 0)
         assert await contents(elsewhere) == untouched
         await delete_savepoint(elsewhere, a_runtime(), "mine", commit=True)
-        for batch in range(1, 5):
-            await driver.run_batch("run-1", batch, events(rng, batch + 10), model)
-    for checkpoint in await retained(location):
+        await driver.run_batches("run-1", range(1, 5))
+    for checkpoint in await job.retained():
         names = set(referenced_objects(checkpoint))
-        assert names <= set(await contents(location))
+        assert names <= set(await contents(job.store))
         assert not [name for name in names if name.startswith("savepoints/")]
     # The program is started again as it is, restore_from included: its own checkpoints come first.
-    async with a_query(location, elsewhere, mode="no_claim", seed=8) as driver:
-        await driver.run_batch("run-2", 5, events(rng, 20), model)
+    async with a_query(job, elsewhere) as driver:
+        await driver.run_batch("run-2", 5)
         assert driver.restores[0].checkpoint_id is not None
-    assert await newest_state(location) == without_empty(model)
+    await job.check()
 
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_over_several_materializations_every_checkpoint_restores_and_a_claimed_file_goes_when_unneeded(
-    seed: int, mode: RestoreMode
+    job: Job, mode: RestoreMode
 ) -> None:
-    location, rng = MemoryStore(), random.Random(seed)
-    model = await saved(seed, location)
     named = 0
-    async with a_query(location, mode=mode, materializes=True, task_managers=2) as driver:
+    async with a_query(job, mode=mode, materializes=True, task_managers=2) as driver:
         for batch in range(60):
-            await driver.run_batch("run-1", batch, events(rng, batch), model)
-            for checkpoint in await retained(location):
-                assert set(referenced_objects(checkpoint)) <= set(await contents(location))
-            assert await newest_state(location) == without_empty(model)
+            await driver.run_batch("run-1", batch)
+            for checkpoint in await job.retained():
+                assert set(referenced_objects(checkpoint)) <= set(await contents(job.store))
+            await job.check()
             named = sum(report.materializations for report in driver.checkpoints)
-            left = [name for name in await contents(location, "savepoints/") if name.endswith(".base")]
+            left = [name for name in await contents(job.store, "savepoints/") if name.endswith(".base")]
             if batch > 5 and named > 8 and (mode == "no_claim" or not left):
                 break
             await asyncio.sleep(0.03)
     assert named > 8, "nothing was materialized"
     if mode == "no_claim":
-        assert [each.state for each in await list_savepoints(location, a_runtime())] == ["complete"]
+        assert [each.state for each in await list_savepoints(job.store, a_runtime())] == ["complete"]
     else:
         # The job needed its files no more, and has deleted them by the ordinary rules; the marker keeps the name.
-        assert list(await contents(location, "savepoints/")) == [marker_name("mine")]
-        done = await delete_savepoint(location, a_runtime(), "mine", commit=True)
+        assert list(await contents(job.store, "savepoints/")) == [marker_name("mine")]
+        done = await delete_savepoint(job.store, a_runtime(), "mine", commit=True)
         assert done.state == "claimed"
-        assert await contents(location, "savepoints/") == {}
+        assert await contents(job.store, "savepoints/") == {}
 
 
-async def test_a_claimed_savepoint_is_none_any_more_and_cannot_be_deleted_while_it_is_needed(seed: int) -> None:
-    location, rng = MemoryStore(), random.Random(seed)
-    model = await saved(seed, location)
-    files = [name for name in await contents(location) if name.endswith(".base")]
-    async with a_query(location, mode="claim") as driver:
-        for batch in range(4):
-            await driver.run_batch("run-1", batch, events(rng, batch), model)
-    assert set(files) <= set(await contents(location))
-    (listed,) = await list_savepoints(location, a_runtime())
+async def test_a_claimed_savepoint_is_none_any_more_and_cannot_be_deleted_while_it_is_needed(job: Job) -> None:
+    files = [name for name in await contents(job.store) if name.endswith(".base")]
+    async with a_query(job, mode="claim") as driver:
+        await driver.run_batches("run-1", range(4))
+    assert set(files) <= set(await contents(job.store))
+    (listed,) = await list_savepoints(job.store, a_runtime())
     assert (listed.state, listed.detail, listed.savepoint) == ("claimed", f"by query {NEW}", None)
     for commit in (False, True):
         with pytest.raises(Invalid, match=f"claimed by query {NEW}.*needs its files"):
-            await delete_savepoint(location, a_runtime(), "mine", commit=commit)
+            await delete_savepoint(job.store, a_runtime(), "mine", commit=commit)
     with pytest.raises(MissingState, match="no savepoint 'mine'"):
-        await SavepointRestore(location, MemoryStore(), "mine", "no_claim", a_runtime()).load(128)
-    async with a_query(location, mode="claim", seed=8) as driver:
-        await driver.run_batch("run-2", 4, events(rng, 4), model)
-    assert await newest_state(location) == without_empty(model)
+        await SavepointRestore(job.store, MemoryStore(), "mine", "no_claim", a_runtime()).load(128)
+    async with a_query(job, mode="claim") as driver:
+        await driver.run_batch("run-2", 4)
+    await job.check()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -169,57 +164,45 @@ async def test_a_claimed_savepoint_is_none_any_more_and_cannot_be_deleted_while_
     ids=["no-fence", "no-first-checkpoint", "lost-response", "descriptor-stays", "no-file"],
 )
 async def test_a_start_that_fails_anywhere_is_made_good_by_the_next(
-    seed: int, mode: RestoreMode, rule: FaultRule, monkeypatch: pytest.MonkeyPatch
+    job: Job, mode: RestoreMode, rule: FaultRule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worlds.service, "SystemClock", HurriedClock)
-    inner, rng = MemoryStore(), random.Random(seed)
-    model = await saved(seed, inner)
-    faulty = FaultyStore(inner, [rule])
+    job.store.rules = [rule]
     with contextlib.suppress(DstlError):
-        async with a_query(faulty, mode=mode) as driver:
-            await driver.run_batch("run-1", 0, events(rng, 10), dict(model))
-    await faulty.drain()
-    done = len(await retained(inner)) > 1
+        async with a_query(job, mode=mode) as driver:
+            await driver.run_batch("run-1", 0)
+    await job.store.drain()
+    job.store.rules = []
+    done = int(len(await job.retained()) > 1)
     if done:
         # It got through all the same: Spark would go on with batch 1.
-        model = await state_of((await retained(inner))[-1], inner)
-    async with a_query(inner, mode=mode, seed=8) as driver:
-        await driver.run_batch("run-2", 1 if done else 0, events(rng, 11), model)
-        await driver.run_batch("run-2", 2 if done else 1, events(rng, 12), model)
-    assert await newest_state(inner) == without_empty(model)
-    (listed,) = await list_savepoints(inner, a_runtime())
+        job.model = await state_of((await job.retained())[-1], job.store)
+    async with a_query(job, mode=mode) as driver:
+        await driver.run_batches("run-2", (done, done + 1))
+    await job.check()
+    (listed,) = await list_savepoints(job.store, a_runtime())
     assert listed.state == ("complete" if mode == "no_claim" else "claimed")
-    assert (descriptor_name("mine") in await contents(inner)) == (mode == "no_claim")
+    assert (descriptor_name("mine") in await contents(job.store)) == (mode == "no_claim")
 
 
-async def test_two_queries_cannot_claim_one_savepoint_and_a_deletion_cannot_overtake_a_claim(seed: int) -> None:
-    location = MemoryStore()
-    await saved(seed, location)
-
+async def test_two_queries_cannot_claim_one_savepoint_and_a_deletion_cannot_overtake_a_claim(job: Job) -> None:
     def restore(seed: int) -> SavepointRestore:
-        return SavepointRestore(location, location, "mine", "claim", a_runtime(seed))
+        return SavepointRestore(job.store, job.store, "mine", "claim", a_runtime(seed))
 
     async def claim(by: SavepointRestore, query_id: str) -> None:
         savepoint = await by.load(128)
-        await by.first_checkpoint(
-            savepoint,
-            checkpoint_id=1,
-            batch_id=-1,
-            query_id=query_id,
-            run_id="run",
-            operators=list(TWO),
-            check=lambda _: None,
-        )
+        new = {"checkpoint_id": 1, "batch_id": -1, "query_id": query_id, "run_id": "run"}
+        await by.first_checkpoint(savepoint, **new, operators=list(TWO), check=lambda _: None)  # type: ignore[arg-type]
 
     await claim(restore(1), "query-a")
     await claim(restore(2), "query-a")
     with pytest.raises(Invalid, match="taken by query query-a"):
         await claim(restore(3), "query-b")
     with pytest.raises(Invalid, match="by query query-a, which has no checkpoint yet"):
-        await delete_savepoint(location, a_runtime(), "mine", commit=True)
+        await delete_savepoint(job.store, a_runtime(), "mine", commit=True)
     with pytest.raises(Invalid, match="was claimed by query query-a"):
-        await SavepointRestore(location, MemoryStore(), "mine", "no_claim", a_runtime()).load(128)
-    assert len(await contents(location, "savepoints/mine/")) == 4
+        await SavepointRestore(job.store, MemoryStore(), "mine", "no_claim", a_runtime()).load(128)
+    assert len(await contents(job.store, "savepoints/mine/")) == 4
 
 
 async def test_a_claim_needs_the_querys_own_location() -> None:
@@ -231,76 +214,63 @@ async def test_a_claim_needs_the_querys_own_location() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_an_operator_that_the_query_does_not_have_is_refused_before_anything_is_written(
-    seed: int, mode: RestoreMode
+    job: Job, mode: RestoreMode
 ) -> None:
-    location = MemoryStore()
-    await saved(seed, location)
-    before = await contents(location, "savepoints/")
+    before = await contents(job.store, "savepoints/")
     with pytest.raises(Invalid, match=r"'sums'.*allow_non_restored_state=True"):
-        async with a_query(location, mode=mode, operators={"counts": 2}) as driver:
+        async with a_query(job, mode=mode, operators={"counts": 2}) as driver:
             await driver.run_batch("run-1", 0, {}, {})
-    assert await contents(location, "savepoints/") == before
-    assert not await retained(location)
-    assert not [name for name in await contents(location) if name.endswith(".base") and "savepoints/" not in name]
+    assert await contents(job.store, "savepoints/") == before
+    assert not await job.retained()
+    assert not [name for name in await contents(job.store) if name.endswith(".base") and "savepoints/" not in name]
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_allowed_the_state_of_such_an_operator_is_left_behind(seed: int, mode: RestoreMode) -> None:
-    location, rng = MemoryStore(), random.Random(seed)
-    model = await saved(seed, location)
-    savepoint = await SavepointRestore(location, location, "mine", mode, a_runtime()).load(128)
-    async with a_query(location, mode=mode, operators={"counts": 2}, allow_non_restored_state=True) as driver:
-        kept = {"counts": model["counts"]}
-        await driver.run_batch("run-1", 0, {"counts": events(rng, 10)["counts"]}, kept)
-        assert await newest_state(location) == without_empty(kept)
-    assert [entry.uid for entry in (await retained(location))[-1].operators] == ["counts"]
+async def test_allowed_the_state_of_such_an_operator_is_left_behind(job: Job, mode: RestoreMode) -> None:
+    savepoint = await SavepointRestore(job.store, job.store, "mine", mode, a_runtime()).load(128)
+    async with a_query(job, mode=mode, operators={"counts": 2}, allow_non_restored_state=True) as driver:
+        del job.model["sums"]
+        await driver.run_batch("run-1", 0)
+        await job.check()
+    assert [entry.uid for entry in (await job.retained())[-1].operators] == ["counts"]
     dropped = {savepoint.object_name(f) for f in savepoint.files if f.operator == "sums"}
-    assert dropped.issubset(await contents(location)) == (mode == "no_claim")
+    assert dropped.issubset(await contents(job.store)) == (mode == "no_claim")
 
 
-async def test_another_number_of_key_groups_is_refused_with_both_sides_named(seed: int) -> None:
-    location = MemoryStore()
-    await saved(seed, location)
+async def test_another_number_of_key_groups_is_refused_with_both_sides_named(job: Job) -> None:
     with pytest.raises(Invalid, match=r"max_parallelism=128, and this backend 64.*Pass max_parallelism=128"):
-        async with a_query(location, max_parallelism=64):
+        async with a_query(job, max_parallelism=64):
             pass
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("harm", ["missing", "cut", "flipped"])
-async def test_a_damaged_file_is_refused_naming_savepoint_and_object(seed: int, mode: RestoreMode, harm: str) -> None:
-    location = MemoryStore()
-    model, rng = await saved(seed, location), random.Random(seed)
-    savepoint = await SavepointRestore(location, location, "mine", mode, a_runtime()).load(128)
+async def test_a_damaged_file_is_refused_naming_savepoint_and_object(job: Job, mode: RestoreMode, harm: str) -> None:
+    savepoint = await SavepointRestore(job.store, job.store, "mine", mode, a_runtime()).load(128)
     name = savepoint.object_name(savepoint.files[0])
-    data = await location.get(name)
+    data = await job.store.get(name)
     if harm == "missing":
-        await location.delete([name])
+        await job.store.delete([name])
     else:
-        at = random.Random(seed).randrange(len(data))
-        await replace(
-            location, name, data[:-3] if harm == "cut" else data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
-        )
+        at = job.rng.randrange(len(data))
+        flipped = data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+        await replace(job.store, name, data[:-3] if harm == "cut" else flipped)
 
     async def run_batches() -> None:
-        async with a_query(location, mode=mode) as driver:
+        async with a_query(job, mode=mode) as driver:
             # No batch sees state that is not there: each task checks what it reads against the model.
-            for batch in range(50):
-                await driver.run_batch("run-1", batch, events(rng, batch + 10), model)
+            await driver.run_batches("run-1", range(50))
 
     with pytest.raises((CorruptData, MissingState), match=name):
         await run_batches()
     if mode == "no_claim" or harm != "flipped":
         # A claim does not read the files; the TaskManagers do, behind the batches.
-        assert not await retained(location)
+        assert not await job.retained()
 
 
-async def test_its_own_query_may_go_on_from_a_savepoint_in_another_location(seed: int) -> None:
+async def test_its_own_query_may_go_on_from_a_savepoint_in_another_location(job: Job) -> None:
     # The move of a job to another bucket, or the way back to a checkpoint that was lost.
-    job, location, rng = MemoryStore(), MemoryStore(), random.Random(seed)
-    model = (await a_job(job, seed))[-1]
-    made = await create_savepoint(job, location, a_runtime(seed), "mine")
-    assert made.batch_id == 3
+    source, job.store = job.store, MemoryStore()
 
     async def directory_of(query: str) -> ObjectStore:
         plain = MemoryStore()
@@ -309,78 +279,68 @@ async def test_its_own_query_may_go_on_from_a_savepoint_in_another_location(seed
             await plain.put(f"commits/{batch}", b"v1\n{}")
         return plain
 
-    async with a_query(MemoryStore(), location, plain=await directory_of("query-2")) as another:
+    async with a_query(job, source, plain=await directory_of("query-2")) as another:
         assert await another.next_batch("run-1") == 4
         with pytest.raises(MissingState, match="query query-1 after batch 3, and batch 4 of query query-2"):
             await another.run_batch("run-1", 4, {}, {})
-    driver = Driver(location, seed=9, operators=TWO, plain=await directory_of("query-1"))
-    try:
-        await driver.start()
-        await driver.service.runs.start_from(SavepointRestore(location, location, "mine", "no_claim", a_runtime()))
-        await driver.run_batch("run-2", 4, events(rng, 4), model)
-    finally:
-        await driver.close()
-    assert await newest_state(location) == without_empty(model)
+    job.store = source
+    async with job.driver(plain=await directory_of("query-1")) as driver:
+        await driver.service.runs.start_from(SavepointRestore(source, source, "mine", "no_claim", a_runtime()))
+        await driver.run_batch("run-2", 4)
+    await job.check()
 
 
-async def test_list_elements_go_on_behind_the_restored_ones(seed: int) -> None:
+async def test_list_elements_go_on_behind_the_restored_ones(job: Job) -> None:
     """A list's elements are ordered by the log's numbers, which begin anew: without a base, new ones would come first,
     and one with an old one's number would replace it."""
-    locations, rng = [MemoryStore() for _ in range(3)], random.Random(seed)
-    model = await saved(seed, locations[0])
-    before = (
-        await SavepointRestore(locations[0], locations[0], "mine", "no_claim", a_runtime()).load(128)
-    ).sequence_base
-    for source, location in itertools.pairwise(locations):
-        async with a_query(location, source) as driver:
+    before = (await SavepointRestore(job.store, job.store, "mine", "no_claim", a_runtime()).load(128)).sequence_base
+    for _ in range(2):
+        source, job.store = job.store, MemoryStore()
+        async with a_query(job, source) as driver:
             for batch in range(3):
-                async with driver.attempt(driver.who("run-1", "counts", batch, 0), {}, {}) as attempt:  # type: ignore[arg-type]
+                async with driver.attempt(driver.who("run-1", "counts", batch, 0), {}, {}) as attempt:
                     number = attempt.begun.sequence
                 assert isinstance(number, int)
                 assert number > before
                 before = number
-                await driver.run_batch("run-1", batch, events(rng, batch), model)
-        made = await create_savepoint(location, location, a_runtime(3), "mine")
+                await driver.run_batch("run-1", batch)
+        made = await create_savepoint(job.store, job.store, a_runtime(3), "mine")
         assert made.sequence_base >= before
         before = made.sequence_base
 
 
-async def test_a_held_checkpoint_outlives_its_subsumption_and_no_longer(seed: int) -> None:
-    location, rng = MemoryStore(), random.Random(seed)
-    model = await saved(seed, location)
-    async with a_query(location, mode="claim", materializes=True) as driver:
+async def test_a_held_checkpoint_outlives_its_subsumption_and_no_longer(job: Job) -> None:
+    async with a_query(job, mode="claim", materializes=True) as driver:
         with pytest.raises(MissingState, match="wait for its first batch"):
             driver.service.hold()
-        await driver.run_batch("run-1", 0, events(rng, 0), model)
-        then = {uid: dict(values) for uid, values in model.items()}
+        await driver.run_batch("run-1", 0)
+        then = copy_of(job.model)
         held, hold = driver.service.hold()
         # Its own record has Spark's files too, and stays as long as one of them does.
         objects = {name for name in referenced_objects(held) if not name.startswith("manifests/")}
         for batch in range(1, 120):
-            await driver.run_batch("run-1", batch, events(rng, batch), model)
-            live = {name for c in await retained(location) for name in referenced_objects(c)}
+            await driver.run_batch("run-1", batch)
+            live = {name for c in await job.retained() for name in referenced_objects(c)}
             if not objects & live:
                 break
             await asyncio.sleep(0.03)
         assert not objects & live, "the held checkpoint was never subsumed"
-        assert objects <= set(await contents(location))
-        assert without_empty(await state_of(held, location)) == without_empty(then)
+        assert objects <= set(await contents(job.store))
+        assert without_empty(await state_of(held, job.store)) == without_empty(then)
         driver.service.release(hold)
         for after in range(batch + 1, batch + 80):
-            await driver.run_batch("run-1", after, events(rng, after), model)
-            if not objects & set(await contents(location)):
+            await driver.run_batch("run-1", after)
+            if not objects & set(await contents(job.store)):
                 break
-        assert not objects & set(await contents(location))
+        assert not objects & set(await contents(job.store))
 
 
-async def test_a_fenced_start_leaves_the_savepoint_alone(seed: int) -> None:
-    location = MemoryStore()
-    await saved(seed, location)
-    async with a_query(location) as driver:
-        other = ManifestLog(location, a_runtime(4))
+async def test_a_fenced_start_leaves_the_savepoint_alone(job: Job) -> None:
+    async with a_query(job) as driver:
+        other = ManifestLog(job.store, a_runtime(4))
         await other.fence("another-query")
         await other.commit(manifest_samples.checkpoint(2, 0, query_id="another-query"), [])
         with pytest.raises((Invalid, Fenced), match="belongs to query another-query"):
             await driver.run_batch("run-1", 0, {}, {})
-    (listed,) = await list_savepoints(location, a_runtime())
+    (listed,) = await list_savepoints(job.store, a_runtime())
     assert listed.state == "complete"

@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import random
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -22,7 +20,7 @@ from dstl.errors import (
 from dstl.files.query_records import WHOLE_EVERY
 from dstl.options import CheckpointOptions, MaterializationOptions, UploadOptions
 from dstl.runtime import SystemClock
-from dstl.store.base import ObjectInfo, ObjectStore
+from dstl.store.base import ObjectInfo
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager import service
@@ -31,105 +29,75 @@ from handles.key_group import partition_of
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.virtual_time import seeded_runtime
-from worlds.service import (
-    MAX_PARALLELISM,
-    TWO,
-    Driver,
-    apply,
-    check_durable,
-    key_group,
-    resolve_states,
-    retained,
-    some_events,
-    state_of,
-)
-
-
-@contextlib.asynccontextmanager
-async def open_driver(store: ObjectStore, seed: int = 1, **settings: object) -> AsyncIterator[Driver]:
-    each = Driver(store, seed=seed, **{"operators": TWO, **settings})  # type: ignore[arg-type]
-    try:
-        yield await each.start()
-    finally:
-        await each.close()
+from worlds.service import MAX_PARALLELISM, TWO, Driver, Job, copy_of, key_group, resolve_states, state_of
 
 
 @pytest.mark.parametrize("stop_after", ["begin", "write", "some ended", "all ended", "commit"])
-async def test_a_driver_that_dies_anywhere_in_a_batch_is_succeeded(stop_after: str, seed: int) -> None:
-    rng, store, model = random.Random(seed), MemoryStore(), {}
-    doomed, again = some_events(rng, 2), some_events(rng, 2)
-    async with open_driver(store, seed) as driver:
-        for batch in range(2):
-            await driver.run_batch("run-1", batch, some_events(rng, batch), model)
+async def test_a_driver_that_dies_anywhere_in_a_batch_is_succeeded(stop_after: str, job: Job) -> None:
+    doomed, again = job.events(2), job.events(2)
+    async with job.driver() as driver:
+        await driver.run_batches("run-1", range(2))
         if stop_after == "commit":
-            await driver.run_batch("run-1", 2, doomed, model)
+            await driver.run_batch("run-1", 2, doomed)
         elif stop_after == "all ended":
             # Batch 2 is run again, from its old parent.
-            await driver.plan("run-1", 2)
-            await driver.run_tasks("run-1", 2, doomed, {uid: dict(values) for uid, values in model.items()})
+            await driver.run_uncommitted("run-1", 2, doomed)
         else:
             async with contextlib.AsyncExitStack() as stack:
                 for slot in range(3):
                     written = {} if stop_after == "begin" else doomed["counts"]
-                    task = driver.attempt(driver.who("run-1", "counts", 2, slot), written, model.get("counts", {}))
+                    task = driver.attempt(driver.who("run-1", "counts", 2, slot), written)
                     attempt = await stack.enter_async_context(task)
                     if stop_after == "some ended":
                         await attempt.acknowledge()
-    async with open_driver(store, seed + 1) as successor:
+    async with job.driver() as successor:
         assert await successor.next_batch("run-2") == (3 if stop_after == "commit" else 2)
         if stop_after != "commit":
-            await successor.run_batch("run-2", 2, again, model)
-        await check_durable(store, model)
-        await successor.run_batch("run-2", 3, some_events(rng, 3), model)
-        await check_durable(store, model)
+            await successor.run_batch("run-2", 2, again)
+        await job.check()
+        await successor.run_batch("run-2", 3)
+        await job.check()
 
 
-async def test_a_run_is_restarted_in_the_same_driver_without_reading_state_again(seed: int) -> None:
-    rng, store, model = random.Random(seed), MemoryStore(), {}
-    async with open_driver(store, seed) as driver:
-        await driver.run_batch("run-1", 0, some_events(rng, 0), model)
-        await driver.plan("run-1", 1)
-        await driver.run_tasks("run-1", 1, some_events(rng, 1), {uid: dict(v) for uid, v in model.items()})
+async def test_a_run_is_restarted_in_the_same_driver_without_reading_state_again(job: Job) -> None:
+    async with job.driver() as driver:
+        await driver.run_batch("run-1", 0)
+        await driver.run_uncommitted("run-1", 1)
         # Spark did not commit batch 1: the next run replays it, from the tables that are still at batch 0.
-        await driver.run_batch("run-2", 1, some_events(rng, 1), model)
-        await driver.run_batch("run-2", 2, some_events(rng, 2), model)
-        await check_durable(store, model)
+        await driver.run_batches("run-2", (1, 2))
+        await job.check()
         assert [report.bytes for report in driver.restores] == [0, 0]
 
 
-async def test_a_task_manager_lost_between_batches_is_replaced_and_the_run_goes_on(seed: int) -> None:
-    rng, store, model = random.Random(seed), MemoryStore(), {}
-    async with open_driver(store, seed) as driver:
+async def test_a_task_manager_lost_between_batches_is_replaced_and_the_run_goes_on(job: Job) -> None:
+    async with job.driver() as driver:
         for batch in range(4):
-            await driver.run_batch("run-1", batch, some_events(rng, batch), model)
+            await driver.run_batch("run-1", batch)
             if batch in (0, 2):
-                victim = rng.choice(list(driver.service.fleet.pids) and sorted(set(driver.members) - set(driver.lost)))
+                victim = job.rng.choice(sorted(set(driver.members) - set(driver.lost)))
                 await driver.members[victim].kill()
-        await check_durable(store, model)
+        await job.check()
         assert len(driver.restores) == 1, "the run was not restarted"
         assert len(driver.lost) == 2
 
 
-async def test_only_the_lost_task_managers_key_groups_are_read_again(seed: int) -> None:
-    rng, store, model = random.Random(seed), MemoryStore(), {}
-    async with open_driver(store, seed, task_managers=3) as driver:
-        for batch in range(3):
-            await driver.run_batch("run-1", batch, some_events(rng, batch), model)
+async def test_only_the_lost_task_managers_key_groups_are_read_again(job: Job) -> None:
+    async with job.driver(task_managers=3) as driver:
+        await driver.run_batches("run-1", range(3))
         owned = {m: driver.members[m].backend.key_groups for m in driver.members}
         reads = {m: driver.members[m].store.totals.get.calls for m in driver.members}
         await driver.members["tm-1"].kill()
-        await driver.run_batch("run-1", 3, some_events(rng, 3), model)
+        await driver.run_batch("run-1", 3)
         for member in ("tm-2", "tm-3"):
             assert driver.members[member].backend.key_groups == owned[member]
             assert driver.members[member].store.totals.get.calls == reads[member]
         assert driver.members["tm-4"].backend.key_groups == owned["tm-1"]
-        await check_durable(store, model)
+        await job.check()
 
 
 async def test_a_task_manager_lost_while_another_is_restored_leaves_no_key_group_without_its_owner(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rng, store, model = random.Random(seed), MemoryStore(), {}
     held, go_on = asyncio.Event(), asyncio.Event()
     restore = service.TableRestore.open
 
@@ -139,11 +107,11 @@ async def test_a_task_manager_lost_while_another_is_restored_leaves_no_key_group
             held.set()
             await go_on.wait()
 
-    async with open_driver(store, seed, task_managers=2) as driver:
-        await driver.run_batch("run-1", 0, some_events(rng, 0), model)
+    async with job.driver(task_managers=2) as driver:
+        await driver.run_batch("run-1", 0)
         await driver.members["tm-1"].kill()
         monkeypatch.setattr(service.TableRestore, "open", slow)
-        batch = asyncio.create_task(driver.run_batch("run-1", 1, some_events(rng, 1), model))
+        batch = asyncio.create_task(driver.run_batch("run-1", 1))
         async with asyncio.timeout(10):
             await held.wait()
         await driver.members["tm-2"].kill()
@@ -153,81 +121,74 @@ async def test_a_task_manager_lost_while_another_is_restored_leaves_no_key_group
         go_on.set()
         # Each task reads what the batch before has left, of all its key groups.
         await batch
-        await check_durable(store, model)
+        await job.check()
 
 
-async def test_a_task_manager_lost_with_acknowledged_changes_fails_the_batch_and_a_new_run_heals_it(seed: int) -> None:
-    rng, store, model = random.Random(seed), MemoryStore(), {}
-    events = some_events(rng, 1)
-    async with open_driver(store, seed) as driver:
-        await driver.run_batch("run-1", 0, some_events(rng, 0), model)
-        async with driver.attempt(driver.who("run-1", "counts", 1, 0), events["counts"], model["counts"]) as first:
+async def test_a_task_manager_lost_with_acknowledged_changes_fails_the_batch_and_a_new_run_heals_it(job: Job) -> None:
+    events = job.events(1)
+    async with job.driver() as driver:
+        await driver.run_batch("run-1", 0)
+        async with driver.attempt(driver.who("run-1", "counts", 1, 0), events["counts"]) as first:
             await first.acknowledge()
         await driver.members["tm-1"].kill()
         with pytest.raises(TaskManagerLost, match=r"tm-1.*restart the query") as raised:
-            await driver.task(driver.who("run-1", "counts", 1, 1), events["counts"], model["counts"])
+            await driver.task(driver.who("run-1", "counts", 1, 1), events["counts"])
         assert raised.value.restartable
-        await driver.run_batch("run-2", 1, events, model)
-        await check_durable(store, model)
+        await driver.run_batch("run-2", 1, events)
+        await job.check()
         assert driver.restores[-1].bytes > 0
 
 
-async def test_an_attempt_that_wrote_to_a_lost_task_manager_never_counts(seed: int) -> None:
-    rng, store, model = random.Random(seed), MemoryStore(), {}
-    events = some_events(rng, 1)
-    async with open_driver(store, seed) as driver:
-        await driver.run_batch("run-1", 0, some_events(rng, 0), model)
-        async with driver.attempt(driver.who("run-1", "counts", 1, 0), events["counts"], model["counts"]) as attempt:
+async def test_an_attempt_that_wrote_to_a_lost_task_manager_never_counts(job: Job) -> None:
+    events = job.events(1)
+    async with job.driver() as driver:
+        await driver.run_batch("run-1", 0)
+        async with driver.attempt(driver.who("run-1", "counts", 1, 0), events["counts"]) as attempt:
             await driver.members["tm-1"].kill()
             await attempt.acknowledge()
         rest = [("counts", slot) for slot in range(1, 4)] + [("sums", slot) for slot in range(2)]
         for uid, slot in rest:
-            await driver.task(driver.who("run-1", uid, 1, slot), events[uid], model[uid])
-        await driver.task(driver.who("run-1", "sums", 1, 2), events["sums"], model["sums"])
+            await driver.task(driver.who("run-1", uid, 1, slot), events[uid])
+        await driver.task(driver.who("run-1", "sums", 1, 2), events["sums"])
         with pytest.raises(CheckpointDeclined, match="are lost: restart the query"):
             await driver.commit("run-1", 1)
-        assert [c.batch_id for c in await retained(store)] == [0]
-        await driver.run_batch("run-2", 1, events, model)
-        await check_durable(store, model)
+        assert [c.batch_id for c in await job.retained()] == [0]
+        await driver.run_batch("run-2", 1, events)
+        await job.check()
 
 
-async def test_parallelism_and_task_managers_change_at_every_restart(seed: int) -> None:
+async def test_parallelism_and_task_managers_change_at_every_restart(job: Job) -> None:
     """DESIGN 8: 4 -> 7 -> 2 -> 4 partitions, 1 -> 3 -> 2 -> 1 TaskManagers, and equal state throughout."""
-    rng, store, model = random.Random(seed), MemoryStore(), {}
-    batch = 0
     for run, (parallelism, task_managers) in enumerate([(4, 1), (7, 3), (2, 2), (4, 1)]):
         operators = {"counts": parallelism, "sums": parallelism}
-        async with open_driver(store, seed + run, operators=operators, task_managers=task_managers) as driver:
-            for _ in range(2):
-                await driver.run_batch(f"run-{run}", batch, some_events(rng, batch, operators), model)
-                batch += 1
+        async with job.driver(operators=operators, task_managers=task_managers) as driver:
+            await driver.run_batches(f"run-{run}", (2 * run, 2 * run + 1))
             owned = [m.backend.key_groups for m in driver.members.values()]
             assert sorted(group for each in owned for group in each) == list(range(MAX_PARALLELISM))
-            await check_durable(store, model)
+            await job.check()
 
 
-async def test_each_task_manager_fetches_only_segments_with_its_key_groups(seed: int) -> None:
+async def test_each_task_manager_fetches_only_segments_with_its_key_groups(job: Job) -> None:
     """Rescaling reads what is needed: a segment that lies wholly in another's key groups is not opened."""
-    store, model = FaultyStore(MemoryStore()), {}
     operators = {"counts": 8}
     keys = [f"key-{n}".encode() for n in range(400)]
-    async with open_driver(store, seed, operators=operators, inline_threshold=0) as driver:
+    async with job.driver(operators=operators, inline_threshold=0) as driver:
         for batch in range(8):
             # Batch b touches partition b alone: its segment spans an eighth of the key groups.
             written = {k: b"%d" % batch for k in keys if partition_of(key_group(k), MAX_PARALLELISM, 8) == batch}
-            await driver.run_batch("run-1", batch, {"counts": written}, model)
-    segments = (await retained(store))[-1].segments
+            await driver.run_batch("run-1", batch, {"counts": written})
+    segments = (await job.retained())[-1].segments
     assert len(segments) == 8
-    async with open_driver(store, seed + 1, operators=operators, task_managers=4) as driver:
-        await driver.run_batch("run-2", 8, {"counts": {}}, model)
+    async with job.driver(operators=operators, task_managers=4) as driver:
+        await driver.run_batch("run-2", 8, {"counts": {}})
         for member in driver.members.values():
             meeting = [s for s in segments if s.key_groups.intersect(member.backend.key_groups)]
             assert len(meeting) == 2
             assert member.store.totals.get.calls == 2
-        await check_durable(store, model)
+        await job.check()
 
 
-async def test_a_cleaner_that_passes_during_a_checkpoint_is_no_request_of_it(seed: int) -> None:
+async def test_a_cleaner_that_passes_during_a_checkpoint_is_no_request_of_it(job: Job) -> None:
     """A machine that was slow between the first batch's restore and its commit had it pay for the first pass."""
 
     class Waiting(MemoryStore):
@@ -236,94 +197,83 @@ async def test_a_cleaner_that_passes_during_a_checkpoint_is_no_request_of_it(see
                 await asyncio.sleep(0.05)
             return await super().put(name, data, if_absent=if_absent)
 
-    rng, model, options = random.Random(seed), {}, CheckpointOptions(clean_interval_s=0.001)
-    async with open_driver(Waiting(), seed, checkpoints=options) as driver:
-        for batch in range(3):
-            await driver.run_batch("run-1", batch, some_events(rng, batch), model)
+    async with job.driver(Waiting(), checkpoints=CheckpointOptions(clean_interval_s=0.001)) as driver:
+        await driver.run_batches("run-1", range(3))
         assert [report.requests for report in driver.checkpoints] == [1, 1, 1]
 
 
-async def test_the_older_of_two_drivers_is_fenced_and_deletes_nothing(seed: int) -> None:
-    rng, store, model = random.Random(seed), MemoryStore(), {}
-    async with open_driver(store, seed) as old, open_driver(store, seed + 1) as new:
-        for batch in range(3):
-            await old.run_batch("run-1", batch, some_events(rng, batch), model)
-        aside = {uid: dict(values) for uid, values in model.items()}
-        await new.run_batch("run-2", 3, some_events(rng, 3), model)
-        before = {info.name async for info in store.list()}
+async def test_the_older_of_two_drivers_is_fenced_and_deletes_nothing(job: Job) -> None:
+    async with job.driver() as old, job.driver() as new:
+        await old.run_batches("run-1", range(3))
+        aside = copy_of(job.model)
+        await new.run_batch("run-2", 3)
+        before = await job.names()
         for _ in range(2):
             with pytest.raises(Fenced, match="taken over"):
-                await old.run_batch("run-1", 3, some_events(rng, 3), dict(aside))
-        assert before <= {info.name async for info in store.list()}
-        await new.run_batch("run-2", 4, some_events(rng, 4), model)
-        await check_durable(store, model)
+                await old.run_batch("run-1", 3, None, aside)
+        assert before <= await job.names()
+        await new.run_batch("run-2", 4)
+        await job.check()
 
 
-async def test_a_driver_that_was_overtaken_before_its_first_task_takes_nothing_from_the_one_at_work(seed: int) -> None:
+async def test_a_driver_that_was_overtaken_before_its_first_task_takes_nothing_from_the_one_at_work(job: Job) -> None:
     """The crash point T11 has found it: it fenced the newer driver, only to be refused itself."""
-    rng, store, model = random.Random(seed), MemoryStore(), {}
-    async with open_driver(store, seed) as late, open_driver(store, seed + 1) as new:
+    async with job.driver() as late, job.driver() as new:
         await late.plan("run-1", 0)
-        for batch in range(3):
-            await new.run_batch("run-2", batch, some_events(rng, batch), model)
-        before = {info.name async for info in store.list()}
-        await late.run_tasks("run-1", 0, some_events(rng, 0), {})
+        await new.run_batches("run-2", range(3))
+        before = await job.names()
+        await late.run_tasks("run-1", 0, job.events(0), {})
         for _ in range(2):
             with pytest.raises(Fenced, match="taken over"):
                 await late.commit("run-1", 0)
-        assert before == {info.name async for info in store.list()}
-        await new.run_batch("run-2", 3, some_events(rng, 3), model)
-        await check_durable(store, model)
+        assert before == await job.names()
+        await new.run_batch("run-2", 3)
+        await job.check()
 
 
-async def test_tasks_of_a_replaced_run_are_fenced(seed: int) -> None:
-    rng, store, model = random.Random(seed), MemoryStore(), {}
-    async with open_driver(store, seed) as driver:
-        await driver.run_batch("run-1", 0, some_events(rng, 0), model)
-        zombie = driver.attempt(driver.who("run-1", "counts", 1, 0), {}, model["counts"])
+async def test_tasks_of_a_replaced_run_are_fenced(job: Job) -> None:
+    async with job.driver() as driver:
+        await driver.run_batch("run-1", 0)
+        zombie = driver.attempt(driver.who("run-1", "counts", 1, 0))
         async with zombie as late:
-            await driver.run_batch("run-2", 1, some_events(rng, 1), model)
+            await driver.run_batch("run-2", 1)
             with pytest.raises(Fenced, match="run-1"):
                 await late.acknowledge()
         with pytest.raises(Fenced, match="run-1"):
-            await driver.task(driver.who("run-1", "counts", 1, 0), {}, model["counts"])
-        await driver.run_batch("run-2", 2, some_events(rng, 2), model)
-        assert all(op.registry == {"states": []} for op in (await retained(store))[-1].operators)
+            await driver.task(driver.who("run-1", "counts", 1, 0))
+        await driver.run_batch("run-2", 2)
+        assert all(op.registry == {"states": []} for op in (await job.retained())[-1].operators)
 
 
-async def test_a_new_run_waits_for_the_old_runs_checkpoint_and_never_takes_it_for_its_own(seed: int) -> None:
+async def test_a_new_run_waits_for_the_old_runs_checkpoint_and_never_takes_it_for_its_own(job: Job) -> None:
     """Before, the old run's checkpoint was committed under the new epoch and marked the new run's batch as done."""
-    rng, model = random.Random(seed), {}
-    store = FaultyStore(MemoryStore(), latency=lambda verb, *_: 0.15 if verb == "put" else 0.0)
-    first, second = some_events(rng, 1), some_events(rng, 1)
-    async with open_driver(store, seed) as driver:
-        await driver.run_batch("run-1", 0, some_events(rng, 0), model)
-        await driver.plan("run-1", 1)
-        await driver.run_tasks("run-1", 1, first, {uid: dict(v) for uid, v in model.items()})
+    job.store = FaultyStore(MemoryStore(), latency=lambda verb, *_: 0.15 if verb == "put" else 0.0)
+    first, second = job.events(1), job.events(1)
+    async with job.driver() as driver:
+        await driver.run_batch("run-1", 0)
+        await driver.run_uncommitted("run-1", 1, first)
         stopped = asyncio.create_task(driver.commit("run-1", 1))
         await asyncio.sleep(0.05)
         batch = await driver.next_batch("run-2")
         await stopped
-        for uid, written in (first if batch == 2 else {}).items():
-            apply(model[uid], written)
-        await driver.run_batch("run-2", batch, second, model)
-        await check_durable(store, model)
-        assert [(c.batch_id, c.run_id) for c in await retained(store)][-2:] == [(1, "run-1"), (2, "run-2")]
+        job.wrote(first if batch == 2 else {})
+        await driver.run_batch("run-2", batch, second)
+        await job.check()
+        assert [(c.batch_id, c.run_id) for c in await job.retained()][-2:] == [(1, "run-1"), (2, "run-2")]
 
 
-async def test_another_query_and_a_directory_elsewhere_are_refused_before_anything_is_written(seed: int) -> None:
-    store, model = MemoryStore(), {}
-    async with open_driver(store, seed) as driver:
-        await driver.run_batch("run-1", 0, {}, model)
+async def test_another_query_and_a_directory_elsewhere_are_refused_before_anything_is_written(job: Job) -> None:
+    async with job.driver() as driver:
+        await driver.run_batch("run-1", 0, {})
         with pytest.raises(Invalid, match=r"query-2.*query-1.*one StateBackend per streaming query"):
-            await driver.task(driver.who("run-x", "counts", 0, 0, query="query-2"), {}, {})
-        await driver.run_batch("run-1", 1, {}, model)
-        held = {info.name async for info in store.list()}
-    async with open_driver(store, seed + 1) as other:
+            await driver.task(driver.who("run-x", "counts", 0, 0, query="query-2"))
+        await driver.run_batch("run-1", 1, {})
+        held = await job.names()
+    async with job.driver() as other:
         for _ in range(2):
             with pytest.raises(Invalid, match=r'\n +\.option\("checkpointLocation", backend\.checkpoint_location\)\n'):
-                await other.task(other.who("run-x", "counts", 0, 0, query="query-2"), {}, {})
-        assert {info.name async for info in store.list()} == held
+                await other.task(other.who("run-x", "counts", 0, 0, query="query-2"))
+        assert await job.names() == held
 
 
 @pytest.mark.parametrize(
@@ -335,183 +285,163 @@ async def test_another_query_and_a_directory_elsewhere_are_refused_before_anythi
     ids=["max_parallelism", "operators"],
 )
 async def test_a_query_that_does_not_fit_its_state_is_refused_every_time(
-    changed: dict[str, object], says: str, seed: int
+    changed: dict[str, object], says: str, job: Job
 ) -> None:
     """Refused once, a task that Spark tries again is refused again: nothing is half open."""
-    store, model = MemoryStore(), {}
-    async with open_driver(store, seed) as driver:
-        await driver.run_batch("run-1", 0, {"counts": {b"a": b"1"}}, model)
-    async with open_driver(store, seed + 1, **changed) as other:
+    async with job.driver() as driver:
+        await driver.run_batch("run-1", 0, {"counts": {b"a": b"1"}})
+    async with job.driver(**changed) as other:
         for _ in range(2):
             with pytest.raises(Invalid, match=says):
-                await other.task(other.who("run-2", "counts", 1, 0), {}, {})
-        assert [c.batch_id for c in await retained(store)] == [0]
+                await other.task(other.who("run-2", "counts", 1, 0))
+        assert [c.batch_id for c in await job.retained()] == [0]
 
 
-async def test_a_restart_in_the_same_driver_that_was_refused_is_refused_again(seed: int) -> None:
+async def test_a_restart_in_the_same_driver_that_was_refused_is_refused_again(job: Job) -> None:
     """Before, the second task of a run whose opening had failed was let in unprepared."""
-    store, model = MemoryStore(), {}
-    async with open_driver(store, seed) as driver:
-        await driver.run_batch("run-1", 0, {"counts": {b"a": b"1"}}, model)
+    async with job.driver() as driver:
+        await driver.run_batch("run-1", 0, {"counts": {b"a": b"1"}})
         for _ in range(2):
             with pytest.raises(MissingState, match="batch 7 needs the checkpoint of batch 6"):
-                await driver.task(driver.who("run-2", "counts", 7, 0), {}, {})
-        await driver.run_batch("run-3", 1, {"counts": {b"b": b"2"}}, model)
-        await check_durable(store, model)
+                await driver.task(driver.who("run-2", "counts", 7, 0))
+        await driver.run_batch("run-3", 1, {"counts": {b"b": b"2"}})
+        await job.check()
 
 
-async def test_a_store_that_takes_nothing_declines_the_checkpoint_and_the_batch_runs_again(seed: int) -> None:
-    rng, model = random.Random(seed), {}
-    store = FaultyStore(MemoryStore())
-    events = some_events(rng, 1)
-    async with open_driver(store, seed, inline_threshold=0) as driver:
-        await driver.run_batch("run-1", 0, some_events(rng, 0), model)
-        store.rules = [FaultRule(Fault.UNAVAILABLE, "put", chance=1.0, only=".seg")]
+async def test_a_store_that_takes_nothing_declines_the_checkpoint_and_the_batch_runs_again(job: Job) -> None:
+    events = job.events(1)
+    async with job.driver(inline_threshold=0) as driver:
+        await driver.run_batch("run-1", 0)
+        job.store.rules = [FaultRule(Fault.UNAVAILABLE, "put", chance=1.0, only=".seg")]
         with pytest.raises(CheckpointDeclined, match="batch 1 failed") as raised:
-            await driver.run_batch("run-1", 1, events, {uid: dict(values) for uid, values in model.items()})
+            await driver.run_batch("run-1", 1, events)
         assert raised.value.restartable
-        store.rules = []
-        await driver.run_batch("run-2", 1, events, model)
-        await check_durable(store, model)
-        await driver.run_batch("run-2", 2, some_events(rng, 2), model)
-        await check_durable(store, model)
+        job.store.rules = []
+        await driver.run_batch("run-2", 1, events)
+        await driver.run_batch("run-2", 2)
+        await job.check()
         assert driver.lost == []
 
 
-async def test_what_a_declined_checkpoint_has_stored_goes_when_its_batch_runs_again(seed: int) -> None:
-    rng, model, store = random.Random(seed), {}, FaultyStore(MemoryStore())
-    async with open_driver(store, seed, inline_threshold=0, commit_attempts=2) as driver:
-        await driver.run_batch("run-1", 0, some_events(rng, 0), model)
-        await driver.plan("run-1", 1)
-        await driver.run_tasks("run-1", 1, some_events(rng, 1), {uid: dict(values) for uid, values in model.items()})
-        store.rules = [FaultRule(Fault.UNAVAILABLE, "put", chance=1.0, only="manifests/")]
+async def test_what_a_declined_checkpoint_has_stored_goes_when_its_batch_runs_again(job: Job) -> None:
+    async with job.driver(inline_threshold=0, commit_attempts=2) as driver:
+        await driver.run_batch("run-1", 0)
+        await driver.run_uncommitted("run-1", 1)
+        job.store.rules = [FaultRule(Fault.UNAVAILABLE, "put", chance=1.0, only="manifests/")]
         with pytest.raises(CheckpointDeclined):
             await driver.commit("run-1", 1)
-        stored = {info.name async for info in store.list() if info.name.endswith(".seg")}
-        store.rules = []
-        for batch in (1, 2):
-            await driver.run_batch("run-2", batch, some_events(rng, batch), model)
-        await check_durable(store, model)
-        named = {name for each in await retained(store) for name in referenced_objects(each)}
+        stored = await job.names(suffix=".seg")
+        job.store.rules = []
+        await driver.run_batches("run-2", (1, 2))
+        await job.check()
+        named = {name for each in await job.retained() for name in referenced_objects(each)}
         assert stored - named, "the declined checkpoint has stored something"
-        assert not [info.name async for info in store.list() if info.name in stored - named]
+        assert not (stored - named) & await job.names()
 
 
-async def test_a_checkpoint_that_takes_too_long_is_declined_and_no_task_manager_is_lost(seed: int) -> None:
-    rng, model = random.Random(seed), {}
-    store = FaultyStore(MemoryStore())
+async def test_a_checkpoint_that_takes_too_long_is_declined_and_no_task_manager_is_lost(job: Job) -> None:
     options = CheckpointOptions(timeout_s=1.0, task_manager_timeout_s=5.0)
     upload = UploadOptions(attempt_timeout_s=1.4, delete_grace_s=0.0)
-    events = some_events(rng, 1)
-    async with open_driver(store, seed, inline_threshold=0, checkpoints=options, upload=upload) as driver:
-        await driver.run_batch("run-1", 0, some_events(rng, 0), model)
-        store.rules = [FaultRule(Fault.STUCK, "put", nth=(1,), only=".seg", delay_s=0.0)]
+    events = job.events(1)
+    async with job.driver(inline_threshold=0, checkpoints=options, upload=upload) as driver:
+        await driver.run_batch("run-1", 0)
+        job.store.rules = [FaultRule(Fault.STUCK, "put", nth=(1,), only=".seg", delay_s=0.0)]
         with pytest.raises(CheckpointDeclined, match=r"batch 1 failed.*within 1 s"):
-            await driver.run_batch("run-1", 1, events, {uid: dict(values) for uid, values in model.items()})
+            await driver.run_batch("run-1", 1, events)
         assert driver.lost == []
-        await driver.run_batch("run-2", 1, events, model)
-        await check_durable(store, model)
+        await driver.run_batch("run-2", 1, events)
+        await job.check()
 
 
-async def test_a_commit_that_runs_out_of_time_says_what_the_store_answered(seed: int) -> None:
+async def test_a_commit_that_runs_out_of_time_says_what_the_store_answered(job: Job) -> None:
     """A full disk, say: the message named the deadline alone."""
-    rng, model, store = random.Random(seed), {}, FaultyStore(MemoryStore())
     options = CheckpointOptions(timeout_s=1.0, task_manager_timeout_s=5.0)
-    async with open_driver(store, seed, checkpoints=options) as driver:
-        await driver.run_batch("run-1", 0, some_events(rng, 0), model)
+    async with job.driver(checkpoints=options) as driver:
+        await driver.run_batch("run-1", 0)
         await driver.plan("run-1", 1)
-        store.rules = [FaultRule(Fault.UNAVAILABLE, "put", chance=1.0, only="manifests/")]
+        job.store.rules = [FaultRule(Fault.UNAVAILABLE, "put", chance=1.0, only="manifests/")]
         with pytest.raises(OutcomeUnknown, match=r"does not take it \(.*unavailable \(injected\)\): restart the query"):
-            await driver.run_batch("run-1", 1, some_events(rng, 1), {uid: dict(v) for uid, v in model.items()})
-        store.rules = []
+            await driver.run_batch("run-1", 1)
+        job.store.rules = []
 
 
 @pytest.mark.parametrize("lands", [True, False])
-async def test_a_commit_whose_outcome_is_unknown_stops_the_run_and_keeps_its_segments(lands: bool, seed: int) -> None:
+async def test_a_commit_whose_outcome_is_unknown_stops_the_run_and_keeps_its_segments(lands: bool, job: Job) -> None:
     """DESIGN 5.6: unknown is never treated as failed. Before, the segments of a late manifest were given up."""
-    rng, model = random.Random(seed), {}
-    store = FaultyStore(MemoryStore())
     options = CheckpointOptions(timeout_s=1.0, task_manager_timeout_s=5.0)
-    events = some_events(rng, 1)
-    async with open_driver(store, seed, inline_threshold=0, checkpoints=options) as driver:
-        await driver.run_batch("run-1", 0, some_events(rng, 0), model)
+    events = job.events(1)
+    async with job.driver(inline_threshold=0, checkpoints=options) as driver:
+        await driver.run_batch("run-1", 0)
         await driver.plan("run-1", 1)
-        store.rules = [
-            FaultRule(Fault.STUCK, "put", nth=(1,), only="manifests/", delay_s=0.01 if lands else 60.0),
-        ]
+        delay_s = 0.01 if lands else 60.0
+        job.store.rules = [FaultRule(Fault.STUCK, "put", nth=(1,), only="manifests/", delay_s=delay_s)]
         with pytest.raises(OutcomeUnknown, match="is unknown"):
-            await driver.run_batch("run-1", 1, events, {uid: dict(values) for uid, values in model.items()})
+            await driver.run_batch("run-1", 1, events)
         await asyncio.sleep(0.05)
         with pytest.raises(TaskManagerLost, match="run-1 of the query is over"):  # no task may go on in this batch
-            await driver.task(driver.who("run-1", "counts", 1, 0), events["counts"], model["counts"])
-        found = await retained(store)
+            await driver.task(driver.who("run-1", "counts", 1, 0), events["counts"])
+        found = await job.retained()
         assert [c.batch_id for c in found] == ([0, 1] if lands else [0])
-        store.rules = []
-        async with driver.attempt(driver.who("run-2", "counts", 1, 0), {}, model["counts"]):
+        job.store.rules = []
+        async with driver.attempt(driver.who("run-2", "counts", 1, 0)):
             # The attempts of the run before are dropped now; whatever is there can still be restored.
             await asyncio.sleep(0.05)
-            await state_of(found[-1], store)
-        for uid, written in (events if lands else {}).items():
-            apply(model[uid], written)
+            await state_of(found[-1], job.store)
+        job.wrote(events if lands else {})
         assert await driver.next_batch("run-3") == 1 + lands
         for batch in range(1 + lands, 4):
-            await driver.run_batch("run-3", batch, events if batch == 1 else some_events(rng, batch), model)
-            await check_durable(store, model)
+            await driver.run_batch("run-3", batch, events if batch == 1 else job.events(batch))
+            await job.check()
 
 
 @pytest.mark.parametrize("is_tried_again", [False, True])
-async def test_no_record_behind_a_gateway_names_a_deleted_segment(is_tried_again: bool, seed: int) -> None:
+async def test_no_record_behind_a_gateway_names_a_deleted_segment(is_tried_again: bool, job: Job) -> None:
     """It answers 503 to a commit that its server has carried out, and until that has restarted.
 
     Before, the commit counted as failed: the TaskManager deleted the record's segments when it ended, and a driver
     whose task was tried again fenced itself, from which no restart recovers.
     """
-    rng, model, store = random.Random(seed), {}, FaultyStore(MemoryStore())
-    events = some_events(rng, 2)
-    async with open_driver(store, seed, inline_threshold=0, commit_attempts=3) as driver:
-        for batch in range(2):
-            await driver.run_batch("run-1", batch, some_events(rng, batch), model)
+    events = job.events(2)
+    async with job.driver(inline_threshold=0, commit_attempts=3) as driver:
+        await driver.run_batches("run-1", range(2))
         await driver.plan("run-1", 2)
-        store.rules = [
+        job.store.rules = [
             FaultRule(Fault.STORED_SLOW_DOWN, "put", nth=(1,), only="manifests/"),
             FaultRule(Fault.SLOW_DOWN, "put", chance=1.0, only="manifests/"),
         ]
         with pytest.raises(OutcomeUnknown, match=r"slow-down \(injected\)"):
-            await driver.run_batch("run-1", 2, events, {uid: dict(values) for uid, values in model.items()})
-        store.rules = []
+            await driver.run_batch("run-1", 2, events)
+        job.store.rules = []
         if is_tried_again:
             with pytest.raises(TaskManagerLost, match="run-1 of the query is over"):
-                await driver.task(driver.who("run-1", "counts", 2, 0), events["counts"], model["counts"])
+                await driver.task(driver.who("run-1", "counts", 2, 0), events["counts"])
     await asyncio.sleep(0.1)
-    found = await retained(store)
+    found = await job.retained()
     assert [c.batch_id for c in found] == [0, 1, 2]
-    assert (await verify_location(store, seeded_runtime(seed, SystemClock()))).problems == ()
-    async with open_driver(store, seed + 1) as successor:
+    assert (await verify_location(job.store, seeded_runtime(job.seed, SystemClock()))).problems == ()
+    async with job.driver() as successor:
         assert await successor.next_batch("run-2") == 3
-        for uid, written in events.items():
-            apply(model[uid], written)
-        await successor.run_batch("run-2", 3, some_events(rng, 3), model)
-        await check_durable(store, model)
+        job.wrote(events)
+        await successor.run_batch("run-2", 3)
+        await job.check()
 
 
-async def test_a_task_manager_that_hangs_is_lost_and_replaced(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_task_manager_that_hangs_is_lost_and_replaced(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dstl.checkpoint.fleet.members.ANSWER_S", 1.0)
-    rng, store, model = random.Random(seed), MemoryStore(), {}
-    events = some_events(rng, 1)
+    events = job.events(1)
     options = CheckpointOptions(timeout_s=1.0, task_manager_timeout_s=5.0)
-    async with open_driver(store, seed, checkpoints=options) as driver:
-        await driver.run_batch("run-1", 0, some_events(rng, 0), model)
+    async with job.driver(checkpoints=options) as driver:
+        await driver.run_batch("run-1", 0)
         async with driver.members["tm-1"].service._turn:  # as a stopped process: it takes calls and does not answer
             with pytest.raises(TaskManagerLost, match=r"tm-1 on 127\.0\.0\.1 does not answer persist"):
-                await driver.run_batch("run-1", 1, events, {uid: dict(values) for uid, values in model.items()})
+                await driver.run_batch("run-1", 1, events)
         assert driver.lost == ["tm-1"]
-        await driver.run_batch("run-2", 1, events, model)
-        await check_durable(store, model)
+        await driver.run_batch("run-2", 1, events)
+        await job.check()
 
 
-async def test_a_task_manager_that_misses_a_completed_checkpoint_is_restored_from_it(seed: int) -> None:
+async def test_a_task_manager_that_misses_a_completed_checkpoint_is_restored_from_it(job: Job) -> None:
     """It was given to another run, say, between persist and complete: the next batch must not find it behind."""
-    rng, model = random.Random(seed), {}
     forgetful: list[Driver] = []
 
     def latency(verb: str, *_: object) -> float:
@@ -520,44 +450,41 @@ async def test_a_task_manager_that_misses_a_completed_checkpoint_is_restored_fro
             forgetful.pop().members["tm-1"].backend.abort()
         return 0.0
 
-    store = FaultyStore(MemoryStore(), latency=latency)
-    async with open_driver(store, seed) as driver:
-        await driver.run_batch("run-1", 0, some_events(rng, 0), model)
+    job.store = FaultyStore(MemoryStore(), latency=latency)
+    async with job.driver() as driver:
+        await driver.run_batch("run-1", 0)
         forgetful.append(driver)
-        await driver.run_batch("run-1", 1, some_events(rng, 1), model)
+        await driver.run_batch("run-1", 1)
         assert forgetful == []
-        await driver.run_batch("run-1", 2, some_events(rng, 2), model)
-        await check_durable(store, model)
+        await driver.run_batch("run-1", 2)
+        await job.check()
         assert len(driver.restores) == 1, "the run was not restarted"
 
 
-async def test_tasks_that_were_left_out_are_named(seed: int) -> None:
+async def test_tasks_that_were_left_out_are_named(job: Job) -> None:
     """Where they cannot be run again, the batch is not committed."""
-    rng, store, model = random.Random(seed), MemoryStore(), {}
-    async with open_driver(store, seed) as driver:
-        await driver.run_batch("run-1", 0, some_events(rng, 0), model)
+    async with job.driver() as driver:
+        await driver.run_batch("run-1", 0)
         for uid, slots in (("counts", 4), ("sums", 2)):
             for slot in range(slots):
-                await driver.task(driver.who("run-1", uid, 1, slot), {}, model[uid])
+                await driver.task(driver.who("run-1", uid, 1, slot))
         with pytest.raises(CheckpointDeclined, match=r"'sums' \(2 of 3 partitions\).*start the query again") as raised:
             await driver.commit("run-1", 1)
         assert raised.value.restartable
         assert await driver.next_batch("run-3") == 1
-        await driver.run_batch("run-3", 1, some_events(rng, 1), model)
-        await driver.run_batch("run-3", 2, some_events(rng, 2), model)
-        await check_durable(store, model)
+        await driver.run_batches("run-3", (1, 2))
+        await job.check()
 
 
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_two_actions_of_200_tasks_are_one_checkpoint_and_none_of_them_fails(
-    at_once: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+    at_once: bool, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two writes in foreachBatch: each acknowledgement of the second ended all of its tasks that were at work."""
     monkeypatch.setattr("worlds.service.MAX_PARALLELISM", 256)
-    store, model = MemoryStore(), {}
     # Some partitions have no rows; those of the second action are the same, its workers are other ones.
     written = {f"key-{n}".encode(): b"%d" % n for n in range(300)}
-    async with open_driver(store, seed, operators={"op": 200}, max_parallelism=256) as driver:
+    async with job.driver(operators={"op": 200}, max_parallelism=256) as driver:
 
         async def action(stage: int) -> None:
             cores = asyncio.Semaphore(40)
@@ -579,62 +506,59 @@ async def test_two_actions_of_200_tasks_are_one_checkpoint_and_none_of_them_fail
             await action(2)
         await driver.commit("run-1", 0)
         assert [report.batch_id for report in driver.checkpoints] == [0]
-        apply(model.setdefault("op", {}), written)
-        await check_durable(store, model)
+        job.wrote({"op": written})
+        await job.check()
 
 
-async def test_output_that_is_consumed_piece_by_piece_is_one_checkpoint_once_all_is_consumed(seed: int) -> None:
+async def test_output_that_is_consumed_piece_by_piece_is_one_checkpoint_once_all_is_consumed(job: Job) -> None:
     """``toLocalIterator``: a stage for each partition. Spark committed the batch, and no run could ever go on."""
-    rng, store, model = random.Random(seed), MemoryStore(), {}
-    async with open_driver(store, seed) as driver:
+    async with job.driver() as driver:
         for batch in range(3):
-            events = some_events(rng, batch)
+            events = job.events(batch)
             for uid, many in TWO.items():
                 for slot in range(many):
                     who = driver.who("run-1", uid, batch, slot, stage=slot)
-                    await driver.task(who, events[uid], model.get(uid, {}))
+                    await driver.task(who, events[uid])
             assert len(driver.checkpoints) == batch
             await driver.commit("run-1", batch)
-            for uid, written in events.items():
-                apply(model.setdefault(uid, {}), written)
-            await check_durable(store, model)
+            job.wrote(events)
+            await job.check()
 
 
 @pytest.mark.parametrize("why", ["no checkpoint", "no store"])
-async def test_a_run_that_cannot_be_opened_leaves_one_fence_however_many_tasks_try(why: str, seed: int) -> None:
+async def test_a_run_that_cannot_be_opened_leaves_one_fence_however_many_tasks_try(why: str, job: Job) -> None:
     """Every scan reads the fences behind the boundary: 5 restarts with 4 tries of 4 tasks left 80."""
-    store, model = FaultyStore(MemoryStore()), {}
-    async with open_driver(store, seed, inline_threshold=0) as driver:
-        await driver.run_batch("run-1", 0, {"counts": {b"a": b"1"}}, model)
-    before = len([info async for info in store.list("manifests/")])
+    async with job.driver(inline_threshold=0) as driver:
+        await driver.run_batch("run-1", 0, {"counts": {b"a": b"1"}})
+    before = len(await job.names("manifests/"))
     batch, error, runs, tries = (5, MissingState, 5, 16) if why == "no checkpoint" else (1, Unavailable, 1, 2)
-    async with open_driver(store, seed + 1) as driver:
+    async with job.driver() as driver:
         if why == "no store":
-            store.rules = [FaultRule(Fault.UNAVAILABLE, "get", chance=1.0, only=".seg")]
+            job.store.rules = [FaultRule(Fault.UNAVAILABLE, "get", chance=1.0, only=".seg")]
         for run in range(runs):
             for slot in range(tries):
                 with pytest.raises(error):
-                    await driver.task(driver.who(f"run-{2 + run}", "counts", batch, slot % 4), {}, {})
-        assert len([info async for info in store.list("manifests/")]) == before + 1
-        store.rules = []
+                    await driver.task(driver.who(f"run-{2 + run}", "counts", batch, slot % 4))
+        assert len(await job.names("manifests/")) == before + 1
+        job.store.rules = []
         # What may pass is tried again within the run; what may not, in another one.
-        await driver.run_batch("run-2" if why == "no store" else "run-9", 1, {"counts": {b"b": b"2"}}, model)
-        await check_durable(store, model)
+        await driver.run_batch("run-2" if why == "no store" else "run-9", 1, {"counts": {b"b": b"2"}})
+        await job.check()
 
 
 async def test_a_start_costs_the_same_requests_however_many_came_before(
-    seed: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prevents that a scheduled job's starts get slower for years: each left a fence, which each cleaner pass read."""
     caplog.set_level("INFO", "dstl.checkpoint.upkeep.cleaner")
     monkeypatch.setattr(Driver, "materialization", MaterializationOptions(min_log_bytes=1))
     clock = ManualClock()
-    store, model = InstrumentedStore(MemoryStore(clock=clock)), {}
+    store = job.store = InstrumentedStore(MemoryStore(clock=clock))
     requests, records, kept = [], [], 5
     for run in range(50):
         before = store.totals.calls
-        async with open_driver(store, seed + run) as driver:
-            await driver.run_batch(f"run-{run}", run, {"counts": {b"a": b"%d" % run}}, model)
+        async with job.driver() as driver:
+            await driver.run_batch(f"run-{run}", run, {"counts": {b"a": b"%d" % run}})
             for kind in ("offsets", "commits"):
                 # As Spark does, which keeps a hundred: each lies in a record.
                 await driver.directory.delete(f"{kind}/{run - kept}", f"run-{run}")
@@ -644,74 +568,69 @@ async def test_a_start_costs_the_same_requests_however_many_came_before(
                     await asyncio.sleep(0.005)
         caplog.clear()
         requests.append(store.totals.calls - before)
-        records.append(len([info async for info in store.list("manifests/")]))
+        records.append(len(await job.names("manifests/")))
         await clock.advance(4 * 3600.0)
     # Six starts a day, a fence each, what is retained, and what lies behind the next whole index.
-    print(records, requests)
     assert max(records[24:]) <= 6 + 2 + 2 * kept + 2 * WHOLE_EVERY, records
     # A materialization that has just not ended costs two.
     assert max(requests[36:]) <= max(requests[12:36]) + 5, requests
 
 
-async def test_a_spare_task_manager_that_dies_fails_nothing(seed: int) -> None:
-    rng, store, model = random.Random(seed), MemoryStore(), {}
-    events = some_events(rng, 1)
-    async with open_driver(store, seed, replace=False) as driver:
-        await driver.run_batch("run-1", 0, some_events(rng, 0), model)
+async def test_a_spare_task_manager_that_dies_fails_nothing(job: Job) -> None:
+    events = job.events(1)
+    async with job.driver(replace=False) as driver:
+        await driver.run_batch("run-1", 0)
         await driver._launch()
-        async with driver.attempt(driver.who("run-1", "counts", 1, 0), events["counts"], model["counts"]) as attempt:
+        async with driver.attempt(driver.who("run-1", "counts", 1, 0), events["counts"]) as attempt:
             await attempt.acknowledge()
         await driver.members["tm-2"].kill()
         assert driver.lost == ["tm-2"]
-        await driver.run_batch("run-1", 1, events, model)
-        await check_durable(store, model)
+        await driver.run_batch("run-1", 1, events)
+        await job.check()
 
 
-async def test_a_run_whose_opening_failed_is_over_once_another_has_begun(seed: int) -> None:
+async def test_a_run_whose_opening_failed_is_over_once_another_has_begun(job: Job) -> None:
     """A late task of it would have taken the location from its successor."""
-    store, model = MemoryStore(), {}
-    async with open_driver(store, seed) as driver:
-        await driver.run_batch("run-1", 0, {}, model)
+    async with job.driver() as driver:
+        await driver.run_batch("run-1", 0, {})
         with pytest.raises(MissingState):
-            await driver.task(driver.who("run-2", "counts", 7, 0), {}, {})
-        await driver.run_batch("run-3", 1, {}, model)
+            await driver.task(driver.who("run-2", "counts", 7, 0))
+        await driver.run_batch("run-3", 1, {})
         for run in ("run-1", "run-2"):
             with pytest.raises(Fenced, match=rf"run {run} .*is over"):
-                await driver.task(driver.who(run, "counts", 1, 0), {}, {})
-        await driver.run_batch("run-3", 2, {}, model)
+                await driver.task(driver.who(run, "counts", 1, 0))
+        await driver.run_batch("run-3", 2, {})
 
 
-async def test_a_task_that_names_a_job_group_of_the_users_belongs_to_the_latest_run(seed: int) -> None:
+async def test_a_task_that_names_a_job_group_of_the_users_belongs_to_the_latest_run(job: Job) -> None:
     """``setJobGroup`` in foreachBatch: two groups fenced each other, and one outlived its run's failure."""
-    rng, store, model = random.Random(seed), MemoryStore(), {}
-    async with open_driver(store, seed) as driver:
+    async with job.driver() as driver:
         for batch, group in enumerate(["", "orders", "audit", "", "orders"]):
             driver.job_group = group
-            await driver.run_batch("run-1", batch, some_events(rng, batch), model)
-        async with driver.attempt(driver.who("run-1", "counts", 5, 0), {}, model["counts"]) as attempt:
-            await driver.run_batch("run-2", 5, some_events(rng, 5), model)
+            await driver.run_batch("run-1", batch)
+        async with driver.attempt(driver.who("run-1", "counts", 5, 0)) as attempt:
+            await driver.run_batch("run-2", 5)
             with pytest.raises(Fenced, match="never began"):
                 await attempt.acknowledge()
         assert len(driver.restores) == 2
-        assert [c.run_id for c in await retained(store)][-1] == "run-2"
+        assert [c.run_id for c in await job.retained()][-1] == "run-2"
         driver.job_group = ""
         with pytest.raises(Fenced, match=r"run-1 .*is over"):
-            await driver.task(driver.who("run-1", "counts", 5, 0), {}, {})
-        await check_durable(store, model)
+            await driver.task(driver.who("run-1", "counts", 5, 0))
+        await job.check()
 
 
-async def test_a_late_task_of_a_query_that_was_refused_does_not_take_the_directory_of_the_next_one(seed: int) -> None:
+async def test_a_late_task_of_a_query_that_was_refused_does_not_take_the_directory_of_the_next_one(job: Job) -> None:
     """It counted as one of the latest run, and fenced for a query without a directory: the right one was refused."""
-    rng, store, model = random.Random(seed), MemoryStore(), {}
-    async with open_driver(store, seed) as driver:
+    async with job.driver() as driver:
         await driver.begin_run("run-1")
         late = driver.who("run-0", "counts", 0, 0, query="query-0")
         with pytest.raises(Invalid, match=r"query query-0 keeps its checkpoint directory elsewhere"):
-            await driver.task(late, {}, {})
-        await driver.run_batch("run-1", 0, some_events(rng, 0), model)
+            await driver.task(late)
+        await driver.run_batch("run-1", 0)
         with pytest.raises(Invalid, match=r"serves query query-1"):
-            await driver.task(late, {}, {})
-        await check_durable(store, model)
+            await driver.task(late)
+        await job.check()
 
 
 class _Running:
@@ -727,63 +646,57 @@ class _Running:
         return run_id == self.run
 
 
-async def test_a_late_look_of_an_earlier_run_does_not_fence_the_one_that_spark_is_running(seed: int) -> None:
+async def test_a_late_look_of_an_earlier_run_does_not_fence_the_one_that_spark_is_running(job: Job) -> None:
     """A purge of the run before came behind the first look of the next, which then counted as replaced."""
-    rng, store, model = random.Random(seed), MemoryStore(), {}
-    async with open_driver(store, seed, execution=_Running("run-2")) as driver:
+    async with job.driver(execution=_Running("run-2")) as driver:
         await driver.begin_run("run-2")
         await driver.directory.listing("commits", "run-1")
-        await driver.run_batch("run-2", 0, some_events(rng, 0), model)
-        await check_durable(store, model)
+        await driver.run_batch("run-2", 0)
+        await job.check()
 
 
-async def test_a_driver_that_finds_objects_gone_because_another_has_gone_on_is_fenced(seed: int) -> None:
+async def test_a_driver_that_finds_objects_gone_because_another_has_gone_on_is_fenced(job: Job) -> None:
     """A TaskManager that comes late restores what the newer driver needs no more: that is no damage."""
-    rng, store, model = random.Random(seed), MemoryStore(), {}
     options = CheckpointOptions(retained=2, task_manager_timeout_s=5.0)
-    async with open_driver(store, seed, inline_threshold=0) as old:
-        await old.run_batch("run-1", 0, some_events(rng, 0), model)
-        await old.run_batch("run-1", 1, some_events(rng, 1), model)
-        stale = {uid: dict(values) for uid, values in model.items()}
-        async with open_driver(store, seed + 1, inline_threshold=0, checkpoints=options) as new:
-            for batch in range(2, 5):
-                await new.run_batch("run-2", batch, some_events(rng, batch), model)
+    async with job.driver(inline_threshold=0) as old:
+        await old.run_batches("run-1", (0, 1))
+        stale = copy_of(job.model)
+        async with job.driver(inline_threshold=0, checkpoints=options) as new:
+            await new.run_batches("run-2", range(2, 5))
             gone = {name for c in old.service.completed for name in referenced_objects(c)}
-            await store.delete(sorted(gone - {n for c in new.service.completed for n in referenced_objects(c)}))
-            await store.delete([name for name in sorted(gone) if name.endswith(".seg")])
+            await job.store.delete(sorted(gone - {n for c in new.service.completed for n in referenced_objects(c)}))
+            await job.store.delete([name for name in sorted(gone) if name.endswith(".seg")])
             await old.members["tm-1"].kill()
             with pytest.raises(Fenced, match="taken over"):
                 await old.task(old.who("run-1", "counts", 2, 0), {}, stale["counts"])
 
 
-async def test_the_cleaner_leaves_what_a_long_savepoint_reads(seed: int) -> None:
+async def test_the_cleaner_leaves_what_a_long_savepoint_reads(job: Job) -> None:
     """Its checkpoint is subsumed, its objects are older than any grace; only the hold keeps them."""
-    rng, model, clock = random.Random(seed), {}, ManualClock()
-    store = MemoryStore(clock=clock)
+    clock = ManualClock()
+    store = job.store = MemoryStore(clock=clock)
     options = CheckpointOptions(clean_interval_s=0.02, task_manager_timeout_s=5.0)
-    async with open_driver(store, seed, inline_threshold=0, checkpoints=options) as driver:
-        for batch in range(2):
-            await driver.run_batch("run-1", batch, some_events(rng, batch), model)
+    async with job.driver(inline_threshold=0, checkpoints=options) as driver:
+        await driver.run_batches("run-1", range(2))
         checkpoint, hold = driver.service.hold()
-        for batch in range(2, 7):
-            await driver.run_batch("run-1", batch, some_events(rng, batch), model)
+        await driver.run_batches("run-1", range(2, 7))
         assert checkpoint not in driver.service.completed
         for old in range(2):
             orphan = f"probe/{old:032x}"
             await store.put(orphan, b"")
             await clock.advance(10 * 86_400)
             async with asyncio.timeout(10):
-                while orphan in {info.name async for info in store.list("probe/")}:  # noqa: ASYNC110 - it polls
+                while orphan in await job.names("probe/"):  # noqa: ASYNC110 - it polls
                     await asyncio.sleep(0.01)
         for name in (*referenced_objects(checkpoint), manifest_name(checkpoint.checkpoint_id)):
             await store.head(name)
         driver.service.release(hold)
 
 
-async def test_an_operator_cannot_be_added_once_a_query_has_run(seed: int) -> None:
-    async with open_driver(MemoryStore(), seed) as driver:
+async def test_an_operator_cannot_be_added_once_a_query_has_run(job: Job) -> None:
+    async with job.driver() as driver:
         with pytest.raises(Invalid, match="two operators"):
             driver.service.expect(ExpectedOperator("counts", 1, "string", resolve_states))
-        await driver.run_batch("run-1", 0, {}, {})
+        await driver.run_batch("run-1", 0, {})
         with pytest.raises(Invalid, match="while the query runs"):
             driver.service.expect(ExpectedOperator("late", 1, "string", resolve_states))

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,167 +22,153 @@ from handles.file_record import FILES_OWNER
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from worlds.files import LaterClock
 from worlds.query import QUERY, Query, open_query
-from worlds.service import TWO, Driver, Events, Model, apply, check_durable, retained, some_events
+from worlds.service import Driver, Events, Job, Model, check_durable, copy_of
 
 
-async def test_a_batch_is_two_requests_and_its_commit_is_its_checkpoint(seed: int, place: Path) -> None:
-    rng, store, model = random.Random(seed), InstrumentedStore(MemoryStore()), Model()
-    async with open_query(store, TWO, place) as query:
+async def test_a_batch_is_two_requests_and_its_commit_is_its_checkpoint(job: Job, place: Path) -> None:
+    job.store = InstrumentedStore(MemoryStore())
+    async with open_query(job, place) as query:
         assert await query.start("run-1") == 0
-        await query.run_batch(0, some_events(rng, 0), model)
+        await query.run_batch(0)
         for batch in range(1, 5):
-            before = store.totals.calls
-            await query.run_batch(batch, some_events(rng, batch), model)
-            assert store.totals.calls - before == 2, "offsets/N, and one record with commits/N and the checkpoint"
-            await check_durable(store, model, batch)
+            before = job.store.totals.calls
+            await query.run_batch(batch)
+            assert job.store.totals.calls - before == 2, "offsets/N, and one record with commits/N and the checkpoint"
+            await job.check(batch)
         assert [each.batch_id for each in query.driver.checkpoints] == [0, 1, 2, 3, 4]
         assert await query.jvm.names("commits") == ["0", "1", "2", "3", "4"]
-    async with open_query(store, TWO, place, 2) as query:
+    async with open_query(job, place) as query:
         assert await query.start("run-2") == 5
-        await query.run_batch(5, some_events(rng, 5), model)
-        await check_durable(store, model, 5)
+        await query.run_batch(5)
+        await job.check(5)
 
 
 async def test_whatever_checkpoint_a_reader_finds_has_its_objects(
-    seed: int, place: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Spark's files hold the cleanup boundary back, so readers find more checkpoints than the driver has retained.
     eager = MaterializationOptions(interval_s=0.001, min_pause_s=0.0, min_log_bytes=0, backoff_base_s=0.01)
     monkeypatch.setattr(Driver, "materialization", eager)
     monkeypatch.setattr(retained_objects, "_DELETE_TOGETHER", 1)
-    rng, store, model = random.Random(seed), MemoryStore(), Model()
     first: set[str] = set()
-    async with open_query(store, {"counts": 1}, place, inline_threshold=0) as query:
+    async with open_query(job, place, operators={"counts": 1}, inline_threshold=0) as query:
         await query.start("run-1")
         for batch in range(300):
-            await query.run_batch(batch, {"counts": {b"key-%d" % rng.randrange(9): b"%d" % batch}}, model)
-            found = await verify_location(store, system_runtime())
+            await query.run_batch(batch, {"counts": {b"key-%d" % job.rng.randrange(9): b"%d" % batch}})
+            found = await verify_location(job.store, system_runtime())
             assert found.problems == ()
             there = {name for each in found.checkpoints for name in referenced_objects(each)}
             first = first or there
-            if not first & {info.name async for info in store.list("")}:
+            if not first & await job.names():
                 break
             await asyncio.sleep(0.001)
         assert batch < 299, "what no reader finds any more is deleted all the same"
 
 
-async def test_the_last_attempt_of_each_partition_counts_and_none_is_compared(seed: int, place: Path) -> None:
-    rng, store, model = random.Random(seed), MemoryStore(), Model()
-    async with open_query(store, TWO, place) as query:
+async def test_the_last_attempt_of_each_partition_counts_and_none_is_compared(job: Job, place: Path) -> None:
+    async with open_query(job, place) as query:
         driver = query.driver
         await query.start("run-1")
         await query.plan(0)
-        first, second = some_events(rng, 0), some_events(rng, 1)
+        first, second = job.events(0), job.events(1)
         await driver.run_tasks("run-1", 0, first, {})
         # A second action, whose rows are others.
         zombie = driver.who("run-1", "counts", 0, 2)
         late = replace(zombie, attempt=1_000)
         for slot in range(4):
-            await driver.task(driver.who("run-1", "counts", 0, slot, stage=7), second["counts"], {})
+            await driver.task(driver.who("run-1", "counts", 0, slot, stage=7), second["counts"])
         # One of a lower number comes last, as a task that was thought to be lost.
-        async with driver.attempt(zombie, first["counts"], {}) as attempt:
+        async with driver.attempt(zombie, first["counts"]) as attempt:
             await attempt.acknowledge()
         await query.jvm.commit(0)
-        for uid, written in (("counts", second), ("sums", first)):
-            apply(model.setdefault(uid, {}), written[uid])
-        await check_durable(store, model, 0)
+        job.wrote({"counts": second["counts"], "sums": first["sums"]})
+        await job.check(0)
         # Behind the commit nothing counts any more.
         async with driver.attempt(late, first["counts"], {}) as attempt:
             await attempt.acknowledge()
-        await query.run_batch(1, some_events(rng, 2), model)
-        await check_durable(store, model, 1)
+        await query.run_batch(1)
+        await job.check(1)
 
 
-async def test_an_operator_that_nobody_consumed_is_named_before_the_commit_exists(seed: int, place: Path) -> None:
-    rng, store, model = random.Random(seed), MemoryStore(), Model()
-    async with open_query(store, TWO, place) as query:
+async def test_an_operator_that_nobody_consumed_is_named_before_the_commit_exists(job: Job, place: Path) -> None:
+    async with open_query(job, place) as query:
         driver = query.driver
         await query.start("run-1")
         await query.plan(0)
         with pytest.raises(Invalid, match=r"does not read operator 'counts', 'sums'"):
             await query.jvm.commit(0)
-        await query.run_batch(0, some_events(rng, 0), model)
+        await query.run_batch(0)
         await query.plan(1)
-        events = some_events(rng, 1)
+        events = job.events(1)
         for slot in range(4):
-            await driver.task(driver.who("run-1", "counts", 1, slot), events["counts"], model["counts"])
+            await driver.task(driver.who("run-1", "counts", 1, slot), events["counts"])
         with pytest.raises(Invalid, match=r"does not read operator 'sums'"):
             await query.jvm.commit(1)
-        await driver.task(driver.who("run-1", "sums", 1, 0), events["sums"], model["sums"])
+        await driver.task(driver.who("run-1", "sums", 1, 0), events["sums"])
         with pytest.raises(CheckpointDeclined, match=r"'sums' \(1 of 3 partitions\) have run to their end"):
             await query.jvm.commit(1)
         assert await query.jvm.names("commits") == ["0"]
         await query.start("run-2")
-        await query.run_batch(1, events, model)
-        await check_durable(store, model, 1)
+        await query.run_batch(1, events)
+        await job.check(1)
 
 
 @pytest.mark.parametrize("same_driver", [True, False])
 @pytest.mark.parametrize("lands", [True, False])
 async def test_a_commit_whose_answer_is_lost_is_there_whole_or_not_at_all(
-    lands: bool, same_driver: bool, seed: int, place: Path
+    lands: bool, same_driver: bool, job: Job, place: Path
 ) -> None:
-    rng, model = random.Random(seed), Model()
-    big = rng.randbytes(400 << 10)
-    kept = MemoryStore()
-    fault = Fault.STUCK if lands else Fault.RESET
-    store = FaultyStore(kept)
-    async with open_query(store, TWO, place, checkpoints=CheckpointOptions(timeout_s=1.0)) as query:
+    big, events = job.rng.randbytes(400 << 10), job.events(1)
+    async with open_query(job, place, checkpoints=CheckpointOptions(timeout_s=1.0)) as query:
         await query.start("run-1")
-        await query.run_batch(0, some_events(rng, 0), model)
-        await query.plan(1)
-        events = some_events(rng, 1)
-        after = {uid: dict(values) for uid, values in model.items()}
-        await query.driver.run_tasks("run-1", 1, events, after)
+        await query.run_batch(0)
+        after = await query.run_uncommitted(1, events)
         await query.jvm.put("sources/0/1", big)
-        await commit_without_an_answer(query, store, fault)
-        assert (await retained(kept))[-1].batch_id == lands
+        await commit_without_an_answer(query, job.store, Fault.STUCK if lands else Fault.RESET)
+        assert (await job.retained())[-1].batch_id == lands
+        if lands:
+            job.model = after
         if same_driver:
-            await go_on(query, lands, events, model, after)
-    async with open_query(kept, TWO, place, 2) as query:
+            await go_on(query, lands, events)
+    async with open_query(job, place) as query:
         if not same_driver:
-            await go_on(query, lands, events, model, after)
+            await go_on(query, lands, events)
         if lands:
             assert await query.jvm.read("sources/0/1") == big
-    await check_durable(kept, after, 2)
+    await job.check(2)
 
 
 async def test_a_checkpoint_whose_commit_landed_unseen_is_kept_until_the_next_run_has_read_it(
-    seed: int, place: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Every record has the whole index, so that Spark's files need none but the last.
     monkeypatch.setattr(query_directory, "WHOLE_EVERY", 1)
-    rng, model, kept = random.Random(seed), Model(), MemoryStore()
-    store = FaultyStore(kept)
-    async with open_query(store, TWO, place, checkpoints=CheckpointOptions(timeout_s=1.0)) as query:
+    async with open_query(job, place, checkpoints=CheckpointOptions(timeout_s=1.0)) as query:
         await query.start("run-1")
-        await query.run_batch(0, some_events(rng, 0), model)
-        await query.plan(1)
-        await query.driver.run_tasks("run-1", 1, some_events(rng, 1), model)
-        await query.jvm.put("sources/0/1", rng.randbytes(400 << 10))  # too much to lie in the record itself
-        await commit_without_an_answer(query, store, Fault.STUCK)
+        await query.run_batch(0)
+        job.model = await query.run_uncommitted(1)
+        await query.jvm.put("sources/0/1", job.rng.randbytes(400 << 10))  # too much to lie in the record itself
+        await commit_without_an_answer(query, job.store, Fault.STUCK)
         # Spark's thread goes on in the same driver, and writes records before the first task asks for a run.
         assert await query.start("run-2") == 2
         await query.plan(2)
         await asyncio.sleep(0.05)  # whatever is deleted, is so in the background
-        await check_durable(kept, model, 1)
-        await query.run_batch(2, some_events(rng, 2), model)
-    await check_durable(kept, model, 2)
+        await job.check(1)
+        await query.run_batch(2)
+    await job.check(2)
 
 
 async def test_a_driver_that_comes_back_keeps_the_checkpoints_of_the_one_that_led_meanwhile(
-    seed: int, place: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(query_directory, "WHOLE_EVERY", 1)
-    rng, store, model = random.Random(seed), MemoryStore(), Model()
-    async with open_query(store, TWO, place) as old:
+    async with open_query(job, place) as old:
         await old.start("run-1")
-        await old.run_batch(0, some_events(rng, 0), model)
-        async with open_query(store, TWO, place, 2) as new:
+        await old.run_batch(0)
+        async with open_query(job, place) as new:
             await new.start("run-2")
-            await new.plan(1)
-            await new.driver.run_tasks("run-2", 1, some_events(rng, 1), model)
-            await new.jvm.put("sources/0/1", rng.randbytes(400 << 10))  # too much to lie in the record itself
+            job.model = await new.run_uncommitted(1)
+            await new.jvm.put("sources/0/1", job.rng.randbytes(400 << 10))  # too much to lie in the record itself
             await new.jvm.commit(1)
         with pytest.raises(Fenced):
             await old.plan(1)
@@ -191,9 +176,9 @@ async def test_a_driver_that_comes_back_keeps_the_checkpoints_of_the_one_that_le
         assert await old.start("run-3") == 2
         await old.plan(2)
         await asyncio.sleep(0.05)  # whatever is deleted, is so in the background
-        await check_durable(store, model, 1)
-        await old.run_batch(2, some_events(rng, 2), model)
-    await check_durable(store, model, 2)
+        await job.check(1)
+        await old.run_batch(2)
+    await job.check(2)
 
 
 async def commit_without_an_answer(query: Query, store: FaultyStore, fault: Fault) -> None:
@@ -205,86 +190,78 @@ async def commit_without_an_answer(query: Query, store: FaultyStore, fault: Faul
     store.rules.clear()
 
 
-async def go_on(query: Query, lands: bool, events: Events, before: Model, after: Model) -> None:
+async def go_on(query: Query, lands: bool, events: Events) -> None:
     """Run batch 1 again unless it is there, and batch 2."""
     assert await query.start("run-2") == 1 + lands
     if not lands:
-        await query.run_batch(1, events, before)
-    await query.run_batch(2, {"counts": {b"more": b"2"}}, after)
+        await query.run_batch(1, events)
+    await query.run_batch(2, {"counts": {b"more": b"2"}})
 
 
 async def test_a_run_that_was_paused_while_another_driver_went_on_is_fenced_and_not_told_of_damage(
-    seed: int, place: Path
+    job: Job, place: Path
 ) -> None:
-    rng, store, model = random.Random(seed), MemoryStore(), Model()
-    async with open_query(store, TWO, place) as old:
+    async with open_query(job, place) as old:
         await old.start("run-1")
-        await old.run_batch(0, some_events(rng, 0), model)
-        before = {uid: dict(values) for uid, values in model.items()}
+        await old.run_batch(0)
+        before = copy_of(job.model)
         # It has looked where the query is, and is stopped before its first task.
         assert await old.start("run-2") == 1
         await old.plan(1)
-        async with open_query(store, TWO, place, 2) as new:
+        async with open_query(job, place) as new:
             await new.start("run-3")
-            for batch in range(1, 25):
-                await new.run_batch(batch, some_events(rng, batch), model)
-            assert (await retained(store))[0].batch_id > 1
+            await new.run_batches(range(1, 25))
+            assert (await job.retained())[0].batch_id > 1
             with pytest.raises(Fenced, match="newer driver"):
                 await old.driver.run_tasks("run-2", 1, {}, before)
 
 
-async def test_an_older_driver_commits_nothing_once_a_task_of_the_newer_one_has_begun(seed: int, place: Path) -> None:
+async def test_an_older_driver_commits_nothing_once_a_task_of_the_newer_one_has_begun(job: Job, place: Path) -> None:
     """Also where the newer one writes nothing before: the batch is planned already."""
-    rng, store, model = random.Random(seed), MemoryStore(), Model()
-    async with open_query(store, TWO, place) as old:
+    async with open_query(job, place) as old:
         await old.start("run-1")
-        await old.run_batch(0, some_events(rng, 0), model)
-        await old.plan(1)
-        events, seen = some_events(rng, 1), [{uid: dict(values) for uid, values in model.items()} for _ in range(2)]
-        await old.driver.run_tasks("run-1", 1, events, seen[0])
-        async with open_query(store, TWO, place, 2) as new:
+        await old.run_batch(0)
+        events = job.events(1)
+        await old.run_uncommitted(1, events)
+        async with open_query(job, place) as new:
             assert await new.start("run-2") == 1
-            await new.driver.run_tasks("run-2", 1, events, seen[1])
+            job.model = await new.run_uncommitted(1, events)
             with pytest.raises(Fenced):
                 await old.jvm.commit(1)
             await new.jvm.commit(1)
-            await check_durable(store, seen[1], 1)
+            await job.check(1)
 
 
-async def test_a_small_file_is_read_back_beside_small_changes_in_one_record(seed: int, place: Path) -> None:
-    rng, store, model = random.Random(seed), MemoryStore(), Model()
-    async with open_query(store, TWO, place) as query:
+async def test_a_small_file_is_read_back_beside_small_changes_in_one_record(job: Job, place: Path) -> None:
+    async with open_query(job, place) as query:
         await query.start("run-1")
         for batch in range(3):
-            await query.plan(batch)
-            await query.driver.run_tasks("run-1", batch, events := some_events(rng, batch), model)
+            job.model = await query.run_uncommitted(batch)
             await query.jvm.put(f"sources/0/{batch}", b"rows of %d" % batch)
             await query.jvm.commit(batch)
-            for uid, written in events.items():
-                apply(model.setdefault(uid, {}), written)
-    async with open_query(store, TWO, place, 2) as query:
+    async with open_query(job, place) as query:
         assert await query.start("run-2") == 3
         assert [await query.jvm.read(f"sources/0/{batch}") for batch in range(3)] == [
             b"rows of %d" % batch for batch in range(3)
         ]
 
 
-async def test_retained_objects_are_what_either_half_needs(seed: int, place: Path) -> None:
+async def test_retained_objects_are_what_either_half_needs(job: Job, place: Path) -> None:
     clock = LaterClock()
-    rng, store, model = random.Random(seed), MemoryStore(clock=clock), Model()
-    big = random.Random(seed).randbytes(400 << 10)
+    store = job.store = MemoryStore(clock=clock)
+    big = job.rng.randbytes(400 << 10)
     options = CheckpointOptions(retained=2, clean_interval_s=0)
-    async with open_query(store, TWO, place, checkpoints=options) as query:
+    async with open_query(job, place, checkpoints=options) as query:
         await query.start("run-1")
         for batch in range(60):
             await query.jvm.put(f"sources/0/{batch}", big if batch == 30 else b"%d" % batch)
-            await query.run_batch(batch, some_events(rng, batch), model)
+            await query.run_batch(batch)
             if batch >= 20:
                 # As Spark purges its logs.
                 for kind in ("offsets", "commits", *(["sources/0"] if batch not in (20, 50) else [])):
                     await query.jvm.delete(f"{kind}/{batch - 20}")
         await asyncio.sleep(0.05)
-        held = {info.name async for info in store.list()}
+        held = await job.names()
     runtime = system_runtime()
     # 60 commits, whose changes no base has replaced, the offsets of 20 batches, and what the next whole index frees.
     assert len([name for name in held if name.startswith("manifests/")]) < 60 + 20 + 15
@@ -294,86 +271,80 @@ async def test_retained_objects_are_what_either_half_needs(seed: int, place: Pat
     orphan = f"0000/{FILES_OWNER}/{'a' * 32}/{'b' * 32}.seg"
     await store.put(orphan, b"x")
     clock.ahead_s = 3600.0
-    async with open_query(store, TWO, place, 2, checkpoints=options) as query:
+    async with open_query(job, place, checkpoints=options) as query:
         assert await query.start("run-2") == 60
         assert await query.jvm.read("sources/0/30") == big
         assert await query.jvm.read("sources/0/0") == b"0"
         # The last deletion has had its record when the directory was closed.
         assert sorted(map(int, await query.jvm.names("offsets"))) == list(range(40, 60))
-        await query.run_batch(60, some_events(rng, 60), model)
-        await check_durable(store, model, 60)
+        await query.run_batch(60)
+        await job.check(60)
     report = await clean(store, ManifestLog(store, runtime), grace_s=0, dry_run=False)
     assert [each.info.name for each in report.plan.deletions if each.info.name.endswith(".seg")] == [orphan]
     assert not (await verify_location(store, runtime)).problems
 
 
-async def test_another_query_s_location_is_refused_and_nothing_is_written(seed: int, place: Path) -> None:
-    rng, store, model = random.Random(seed), MemoryStore(), Model()
-    async with open_query(store, TWO, place) as query:
+async def test_another_query_s_location_is_refused_and_nothing_is_written(job: Job, place: Path) -> None:
+    async with open_query(job, place) as query:
         await query.start("run-1")
         for batch in range(2):
             with pytest.raises(Invalid, match=f"belongs to query {QUERY}; this is query other"):
                 await query.jvm.put("metadata", b'{"id":"other"}')
-            await query.run_batch(batch, some_events(rng, batch), model)
-    before = {info.name async for info in store.list()}
-    async with open_query(store, TWO, place, 2) as query:
+            await query.run_batch(batch)
+    before = await job.names()
+    async with open_query(job, place) as query:
         query.jvm.run = "run-2"
         with pytest.raises(Invalid, match=f"belongs to query {QUERY}; this is query other"):
             await query.jvm.put("metadata", b'{"id":"other"}')
-    assert {info.name async for info in store.list()} == before
+    assert await job.names() == before
 
 
-async def test_a_start_that_dies_before_its_first_record_leaves_its_location_to_the_next(
-    seed: int, place: Path
-) -> None:
+async def test_a_start_that_dies_before_its_first_record_leaves_its_location_to_the_next(job: Job, place: Path) -> None:
     """Prevents that a query whose first start is killed, as while Kafka is not there, can never be started again."""
-    rng, store, model = random.Random(seed), MemoryStore(), Model()
-    async with open_query(store, TWO, place) as dying, open_query(store, TWO, place, 2) as query:
+    async with open_query(job, place) as dying, open_query(job, place) as query:
         await dying.jvm.put("metadata", b'{"id":"dying"}', run="")
         assert await query.start("run-1") == 0, "Spark finds no metadata, and makes up another query"
-        await query.run_batch(0, some_events(rng, 0), model)
-        await check_durable(store, model, 0)
+        await query.run_batch(0)
+        await job.check(0)
         dying.jvm.run, dying.driver.query = "run-0", "dying"
         with pytest.raises(Invalid, match=f"belongs to query {QUERY}; this is query dying"):
-            await dying.run_batch(1, some_events(rng, 1), {})
+            await dying.run_batch(1, job.events(1), {})
 
 
-async def test_of_queries_that_start_on_one_empty_location_at_once_one_has_it(seed: int, place: Path) -> None:
+async def test_of_queries_that_start_on_one_empty_location_at_once_one_has_it(job: Job, place: Path) -> None:
     """Prevents that their fences, each of which names another query, make the location unreadable for all."""
 
     async def begin(query: Query, number: int) -> bool:
         query.jvm.run = f"run-{number}"
         try:
             await query.jvm.put("metadata", b'{"id":"query-%d"}' % number, run="")
-            await asyncio.sleep(rng.choice([0.0, 0.002]))
+            await asyncio.sleep(job.rng.choice([0.0, 0.002]))
             await query.jvm.offsets(0)
         except (Fenced, Invalid, ObjectExists):
             return False
         return True
 
-    rng, store = random.Random(seed), MemoryStore()
     async with contextlib.AsyncExitStack() as stack:
-        queries = [await stack.enter_async_context(open_query(store, TWO, place, each)) for each in (1, 2, 3)]
+        queries = [await stack.enter_async_context(open_query(job, place)) for _ in range(3)]
         for each in queries:
             assert not await each.jvm.is_there("metadata"), "each has looked before any has begun"
         begun = await asyncio.gather(*(begin(query, number) for number, query in enumerate(queries)))
     assert sum(begun) == 1
-    async with open_query(store, TWO, place, 4) as query:
+    async with open_query(job, place) as query:
         assert await query.jvm.read("metadata") == b'{"id":"query-%d"}' % begun.index(True)
         assert await query.jvm.names("offsets") == ["0"]
 
 
-async def test_commits_that_a_user_takes_back_take_their_checkpoints_with_them(seed: int, place: Path) -> None:
-    rng, store, model = random.Random(seed), MemoryStore(), Model()
+async def test_commits_that_a_user_takes_back_take_their_checkpoints_with_them(job: Job, place: Path) -> None:
     states: list[Model] = []
-    async with open_query(store, TWO, place) as query:
+    async with open_query(job, place) as query:
         await query.start("run-1")
         for batch in range(4):
-            await query.run_batch(batch, some_events(rng, batch), model)
-            states.append({uid: dict(values) for uid, values in model.items()})
+            await query.run_batch(batch)
+            states.append(copy_of(job.model))
         for path in ("commits/3", "commits/2", "offsets/3", "offsets/2"):
             await query.jvm.delete(path, run="")
-    async with open_query(store, TWO, place, 2) as query:
+    async with open_query(job, place) as query:
         assert await query.start("run-2") == 2
-        await query.run_batch(2, some_events(rng, 8), states[1])
-        await check_durable(store, states[1], 2)
+        await query.run_batch(2, model=states[1])
+        await check_durable(job.store, states[1], 2)

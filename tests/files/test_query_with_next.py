@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from worlds.query import Query, open_query
-from worlds.service import TWO, Model, check_durable, some_events
+from worlds.service import Job, Model, check_durable, copy_of
 
 WITH_NEXT = FileOptions(commit="with-next")
 KEEP = FileOptions(commit="with-next", sources="keep")
@@ -27,10 +26,6 @@ either = pytest.mark.parametrize("files", [WITH_NEXT, KEEP], ids=["with-next", "
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit waits as long as it takes for the next offsets, however slow the machine."""
     monkeypatch.setattr(barriers, "LINGER_S", 60.0)
-
-
-def copy_of(model: Model) -> Model:
-    return Model({uid: dict(values) for uid, values in model.items()})
 
 
 class _Store(FaultyStore):
@@ -51,51 +46,61 @@ class _Store(FaultyStore):
 
 @contextlib.asynccontextmanager
 async def two_batches(
-    store: ObjectStore, place: Path, files: FileOptions, seed: int, model: Model, **settings: object
+    job: Job, place: Path, files: FileOptions, **settings: object
 ) -> AsyncIterator[tuple[Query, Model]]:
     """A query whose batch 1 Spark has been told of; yields the model of batch 0 too, which alone is durable."""
-    rng = random.Random(seed)
-    async with open_query(store, TWO, place, files=files, **settings) as query:
+    async with open_query(job, place, files=files, **settings) as query:
         await query.start("run-1")
-        await query.run_batch(0, some_events(rng, 0), model)
-        before = copy_of(model)
-        await query.run_batch(1, some_events(rng, 1), model)
-        await check_durable(store, before, 0)
+        await query.run_batch(0)
+        before = copy_of(job.model)
+        await query.run_batch(1)
+        await check_durable(job.store, before, 0)
         yield query, before
+
+
+async def go_on(query: Query, job: Job, before: Model) -> int:
+    """Begin the next run; return its batch, which is 1 again, from the model before, if its commit is not there."""
+    batch = await query.start("run-2")
+    if batch == 1:
+        job.model = before
+    await query.run_batch(batch)
+    await query.directory.settle()
+    await job.check(batch)
+    return batch
 
 
 @pytest.mark.parametrize(("files", "partitions"), [(WITH_NEXT, 64), (KEEP, 4)], ids=["with-next", "keep"])
 async def test_a_batch_is_one_request_whatever_the_partitions(
-    seed: int, place: Path, files: FileOptions, partitions: int
+    job: Job, place: Path, files: FileOptions, partitions: int
 ) -> None:
-    rng, store, model = random.Random(seed), InstrumentedStore(MemoryStore()), Model()
-    async with open_query(store, {"counts": partitions, "sums": 3}, place, files=files) as query:
+    job.store = InstrumentedStore(MemoryStore())
+    async with open_query(job, place, operators={"counts": partitions, "sums": 3}, files=files) as query:
         assert await query.start("run-1") == 0
-        await query.run_batch(0, some_events(rng, 0), model)
+        await query.run_batch(0)
         for batch in range(1, 5):
-            before, calls = copy_of(model), store.totals.calls
-            await query.run_batch(batch, some_events(rng, batch), model)
-            assert store.totals.calls - calls == 1, "offsets/N with commits/N-1 and its checkpoint"
-            await check_durable(store, before, batch - 1)
+            before, calls = copy_of(job.model), job.store.totals.calls
+            await query.run_batch(batch)
+            assert job.store.totals.calls - calls == 1, "offsets/N with commits/N-1 and its checkpoint"
+            await check_durable(job.store, before, batch - 1)
             assert await query.jvm.names("commits") == [str(each) for each in range(batch + 1)], "its run sees it"
         await query.directory.settle()
-        await check_durable(store, model, 4)
+        await job.check(4)
         assert [each.batch_id for each in query.driver.checkpoints] == [0, 1, 2, 3, 4]
-    async with open_query(store, TWO, place, 2) as query:
+    async with open_query(job, place) as query:
         assert await query.start("run-2") == 5
-        await query.run_batch(5, some_events(rng, 5), model)
-        await check_durable(store, model, 5)
+        await query.run_batch(5)
+        await job.check(5)
 
 
 @either
 @pytest.mark.parametrize("comes_with", ["the offsets", "a look"])
 @pytest.mark.parametrize("error", [AccessDenied("not today"), RuntimeError("a defect shows today")], ids=repr)
 async def test_a_record_that_is_lost_ends_its_run_and_the_next_one_has_the_state_before(
-    seed: int, place: Path, files: FileOptions, comes_with: str, error: Exception
+    job: Job, place: Path, files: FileOptions, comes_with: str, error: Exception
 ) -> None:
     """Prevents, too, that the commit is written later without its checkpoint, whatever the record was lost by."""
-    store = _Store(MemoryStore())
-    async with two_batches(store, place, files, seed, Model()) as (query, before):
+    store = job.store = _Store(MemoryStore())
+    async with two_batches(job, place, files) as (query, before):
         store.refuses = error
         if comes_with == "a look":
             await query.directory.settle()
@@ -107,75 +112,61 @@ async def test_a_record_that_is_lost_ends_its_run_and_the_next_one_has_the_state
         with pytest.raises(TaskManagerLost, match="today"):
             await query.jvm.commit(2)
         store.refuses = None
-        assert await query.start("run-2") == 1
-        await query.run_batch(1, some_events(random.Random(seed + 1), 1), before)
-        await query.directory.settle()
-        await check_durable(store, before, 1)
+        assert await go_on(query, job, before) == 1
 
 
 @either
 async def test_nobody_knows_of_a_record_and_the_next_run_finds_out(seed: int, place: Path, files: FileOptions) -> None:
     for fault, lands in ((Fault.LOST_RESPONSE, True), (Fault.RESET, False)):
-        store, model = FaultyStore(MemoryStore()), Model()
-        async with two_batches(store, place, files, seed, model, commit_attempts=1) as (query, before):
+        job = Job(seed)
+        async with two_batches(job, place, files, commit_attempts=1) as (query, before):
             # The record's answer is lost, and so is everything that would tell.
-            store.rules = [FaultRule(fault, "put", nth=(1,)), FaultRule(Fault.UNAVAILABLE, "get", chance=1.0)]
-            store.rules += [FaultRule(Fault.UNAVAILABLE, verb, chance=1.0) for verb in ("list", "head")]
-            store.calls.clear()
+            job.store.rules = [FaultRule(fault, "put", nth=(1,)), FaultRule(Fault.UNAVAILABLE, "get", chance=1.0)]
+            job.store.rules += [FaultRule(Fault.UNAVAILABLE, verb, chance=1.0) for verb in ("list", "head")]
+            job.store.calls.clear()
             with contextlib.suppress(DstlError):
                 await query.plan(2)
             with pytest.raises(DstlError):
                 await query.driver.run_tasks("run-1", 2, {}, {})
-            store.rules = []
-            following = await query.start("run-2")
-            assert following == (2 if lands else 1)
-            known = model if lands else before
-            await query.run_batch(following, some_events(random.Random(seed + 1), following), known)
-            await query.directory.settle()
-            await check_durable(store, known, following)
+            job.store.rules = []
+            assert await go_on(query, job, before) == 1 + lands
 
 
 @either
 async def test_a_taskmanager_that_is_lost_with_a_told_commit_loses_nothing(
-    seed: int, place: Path, files: FileOptions
+    job: Job, place: Path, files: FileOptions
 ) -> None:
-    store, model = MemoryStore(), Model()
-    async with two_batches(store, place, files, seed, model, task_managers=2) as (query, before):
+    async with two_batches(job, place, files, task_managers=2) as (query, before):
         # What it has persisted has come to the coordinator, or the commit fails and is run again.
         await next(iter(query.driver.members.values())).close()
-        following = 2
         try:
-            await query.run_batch(2, some_events(random.Random(seed), 2), model)
+            await query.run_batch(2)
         except (DstlError, OutcomeUnknown):
-            following = await query.start("run-2")
-            known = model if following == 2 else before
-            await query.run_batch(following, some_events(random.Random(seed), following), known)
-            model = known
-        await query.directory.settle()
-        await check_durable(store, model, following)
+            await go_on(query, job, before)
+        else:
+            await query.directory.settle()
+            await job.check(2)
 
 
 @either
 async def test_a_run_that_restarts_in_the_same_driver_waits_for_the_commit(
-    seed: int, place: Path, files: FileOptions
+    job: Job, place: Path, files: FileOptions
 ) -> None:
-    store, model = MemoryStore(), Model()
-    async with two_batches(store, place, files, seed, model) as (query, _):
+    async with two_batches(job, place, files) as (query, _):
         assert await query.start("run-2") == 2, "the restarted query need not run the batch again"
-        await check_durable(store, model, 1)
+        await job.check(1)
         with pytest.raises(Fenced):
             await query.driver.run_tasks("run-1", 2, {}, {})
-        await query.run_batch(2, some_events(random.Random(seed), 2), model)
-    await check_durable(store, model, 2)
+        await query.run_batch(2)
+    await job.check(2)
 
 
-async def test_bases_are_published_and_savepoints_held_beside_commits_that_wait(seed: int, place: Path) -> None:
-    store, model = MemoryStore(), Model()
-    async with two_batches(store, place, WITH_NEXT, seed, model) as (query, _):
+async def test_bases_are_published_and_savepoints_held_beside_commits_that_wait(job: Job, place: Path) -> None:
+    async with two_batches(job, place, WITH_NEXT) as (query, _):
         held, hold = query.driver.service.hold()
         assert held.batch_id == 0
         finishing = asyncio.ensure_future(query.driver.service.bases.finish())
         await query.plan(2)
         await finishing
         query.driver.service.release(hold)
-        await check_durable(store, model, 1)
+        await job.check(1)

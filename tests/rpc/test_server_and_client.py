@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -599,6 +600,26 @@ async def test_close_ends_calls_listeners_and_peers_that_have_just_connected() -
             await waiting
         with pytest.raises(Unavailable):
             await AsyncConnection.open(address, SECRET)
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_server_that_closes_leaves_no_socket_open_of_whom_it_has_just_accepted(turns: int) -> None:
+    """From the accept to the connection the loop turns some times; asyncio's own server has none for it any more."""
+    lost: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: lost.append(context))
+    server = RpcServer(SECRET, {})
+    port = await server.listen_tcp("127.0.0.1")
+    with socket.socket() as peer:
+        peer.settimeout(0.0)
+        assert peer.connect_ex(("127.0.0.1", port)) in (0, errno.EINPROGRESS)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await server.close()
+        peer.settimeout(5.0)
+        with contextlib.suppress(ConnectionError):
+            while await in_thread(lambda: peer.recv(1024)):
+                pass
+    assert lost == []
 
 
 async def test_a_unix_socket_is_its_owners_alone(tmp_path: Path) -> None:

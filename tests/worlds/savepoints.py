@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import random
 
 from dstl.runtime import Runtime, SystemClock
 from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
 from tests.simulation.virtual_time import seeded_runtime
-from worlds.service import TWO, Driver, Model, some_events
+from worlds.service import Job, Model, copy_of
 
 
 class HurriedClock(SystemClock):
@@ -24,9 +22,6 @@ def a_runtime(seed: int = 1) -> Runtime:
     return seeded_runtime(seed, HurriedClock())
 
 
-events = functools.partial(some_events, repeat=10)
-
-
 _jobs: dict[tuple[int, int, bool], tuple[dict[str, bytes], list[Model]]] = {}
 
 
@@ -37,19 +32,15 @@ async def a_job(store: ObjectStore, seed: int, batches: int = 4, *, inlined: boo
     objects, states = _jobs[seed, batches, inlined]
     for name, data in objects.items():
         await store.put(name, data)
-    return [{uid: dict(values) for uid, values in state.items()} for state in states]
+    return [copy_of(state) for state in states]
 
 
 async def _run_job(store: ObjectStore, seed: int, batches: int, inlined: bool) -> tuple[dict[str, bytes], list[Model]]:
-    driver = Driver(store, seed=seed, operators=TWO, **({} if inlined else {"inline_threshold": 0}))
-    rng, model, states = random.Random(seed), {}, []
-    try:
-        await driver.start()
+    job, states = Job(seed, store, repeat=10), []
+    async with job.driver(**({} if inlined else {"inline_threshold": 0})) as driver:
         for batch in range(batches):
-            await driver.run_batch("run-1", batch, events(rng, batch), model)
-            states.append({uid: dict(values) for uid, values in model.items()})
-    finally:
-        await driver.close()
+            await driver.run_batch("run-1", batch)
+            states.append(copy_of(job.model))
     return await contents(store), states
 
 

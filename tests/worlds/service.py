@@ -5,7 +5,7 @@ import contextlib
 import json
 import random
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,6 +42,7 @@ from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange, partition_of, range_of_partition
 from materializer.restore.progress import ProgressListener
 from materializer.tables import HeapStateTable, StateTable
+from tests.simulation.faulty_store import FaultyStore
 from tests.simulation.virtual_time import seeded_runtime
 from worlds.restored import restore_tables
 from worlds.table_changes import changes
@@ -51,6 +52,8 @@ MAX_PARALLELISM = 128
 STATE = 1
 Model = dict[str, dict[bytes, bytes]]
 """Values by operator and key: what the state should be."""
+TWO = {"counts": 4, "sums": 3}
+"""Two operators and their parallelism."""
 
 
 def resolve_states(known: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -169,6 +172,60 @@ def coordinator(
     )
 
 
+class Job:
+    """A query over all of its drivers: they share its store, what its batches write, and the state that it must have.
+
+    Args:
+        seed: Of what is written, and of the drivers' ids.
+        store: What outlives the drivers; None for one in memory whose ``rules`` are its faults.
+        repeat: How long values are.
+    """
+
+    def __init__(self, seed: int, store: ObjectStore | None = None, repeat: int = 1) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.store: Any = FaultyStore(MemoryStore()) if store is None else store
+        self.model: Model = {}
+        self.drivers = 0
+        self._repeat = repeat
+
+    @property
+    def run(self) -> str:
+        """The first run of the newest driver."""
+        return f"run-{self.drivers}"
+
+    def events(self, batch: int, operators: Iterable[str] = TWO) -> "Events":
+        return some_events(self.rng, batch, operators, repeat=self._repeat)
+
+    def wrote(self, events: "Events") -> None:
+        """Bring the model up to date with a batch that did not go through ``run_batch``."""
+        for uid, written in events.items():
+            apply(self.model.setdefault(uid, {}), written)
+
+    @contextlib.asynccontextmanager
+    async def driver(
+        self, store: ObjectStore | None = None, kind: "type[Driver] | None" = None, **settings: Any
+    ) -> AsyncIterator["Driver"]:
+        """Start the next driver process, over the job's store or another one."""
+        self.drivers += 1
+        given = {"seed": self.seed + self.drivers - 1, "operators": TWO, "job": self, **settings}
+        driver = (kind or Driver)(self.store if store is None else store, **given)
+        try:
+            yield await driver.start()
+        finally:
+            await driver.close()
+
+    async def names(self, prefix: str = "", suffix: str = "") -> set[str]:
+        return {info.name async for info in self.store.list(prefix) if info.name.endswith(suffix)}
+
+    async def retained(self) -> list[CompletedCheckpoint]:
+        return await retained(self.store)
+
+    async def check(self, batch: int | None = None) -> None:
+        """The last checkpoint, restored by somebody else, is the model; and the batch's, where that is told."""
+        await check_durable(self.store, self.model, batch)
+
+
 class Driver:
     """One driver process: a coordinator, its TaskManagers, and the tasks that Spark would start."""
 
@@ -195,9 +252,11 @@ class Driver:
         plain: ObjectStore | None = None,
         execution: SparkExecution | None = None,
         files: FileOptions = FileOptions(),
+        job: Job | None = None,
         **batching: object,
     ) -> None:
         self.store = store
+        self.job = job or Job(seed, store)
         self.recorder = MetricSet()
         self.secret = Secret.generate()
         self.operators = dict(operators)
@@ -314,13 +373,25 @@ class Driver:
         commits = [int(name) for name, *_ in await self.directory.listing("commits", run)]
         return max(commits, default=-1) + 1
 
-    async def run_batch(self, run: str, batch: int, events: "Events", model: Model) -> None:
-        """Plan a batch, run its tasks, commit it, and bring the model up to date."""
-        await self.plan(run, batch)
-        after = {uid: dict(values) for uid, values in model.items()}
-        await self.run_tasks(run, batch, events, after)
+    async def run_batch(self, run: str, batch: int, events: "Events | None" = None, model: Model | None = None) -> None:
+        """Plan a batch, run its tasks, commit it, and then bring the model up to date, the job's unless it is told."""
+        model = self.job.model if model is None else model
+        after = await self.run_uncommitted(run, batch, events, model)
         await self.commit(run, batch)
         model.update(after)
+
+    async def run_batches(self, run: str, batches: Iterable[int]) -> None:
+        for batch in batches:
+            await self.run_batch(run, batch)
+
+    async def run_uncommitted(
+        self, run: str, batch: int, events: "Events | None" = None, model: Model | None = None
+    ) -> Model:
+        """Plan a batch and run its tasks; return the state that there will be once it is committed."""
+        await self.plan(run, batch)
+        after = copy_of(self.job.model if model is None else model)
+        await self.run_tasks(run, batch, self.job.events(batch, self.operators) if events is None else events, after)
+        return after
 
     async def run_tasks(self, run: str, batch: int, events: "Events", model: Model) -> None:
         """Run the tasks of a batch side by side, as Spark does, and bring the model up to date.
@@ -328,7 +399,7 @@ class Driver:
         Every task checks what it reads against the model before the batch. The first error of a task is raised, once
         all have ended.
         """
-        before = {uid: dict(values) for uid, values in model.items()}
+        before = copy_of(model)
         tasks = [
             self.task(self.who(run, uid, batch, slot), events.get(uid, {}), before.get(uid, {}))
             for uid, parallelism in self.operators.items()
@@ -344,19 +415,26 @@ class Driver:
         for uid, written in events.items():
             apply(model.setdefault(uid, {}), written)
 
-    async def task(self, who: Who, written: "Written", before: Mapping[bytes, bytes]) -> None:
+    async def task(
+        self, who: Who, written: "Written | None" = None, before: Mapping[bytes, bytes] | None = None
+    ) -> None:
         """Run one task to its end."""
         async with self.attempt(who, written, before) as attempt:
             await attempt.acknowledge()
 
     @contextlib.asynccontextmanager
-    async def attempt(self, who: Who, written: "Written", before: Mapping[bytes, bytes]) -> AsyncIterator["Attempt"]:
-        """Begin, read and write; the body acknowledges, or does not."""
+    async def attempt(
+        self, who: Who, written: "Written | None" = None, before: Mapping[bytes, bytes] | None = None
+    ) -> AsyncIterator["Attempt"]:
+        """Begin, read what was there before (or the model) and write; the body acknowledges, or does not."""
+        before = self.job.model.get(who.operator, {}) if before is None else before
         if who.query == self.query and not self.job_group:
             await self.begin_run(who.run)
         parallelism = self.operators[who.operator]
         mine = {
-            k: v for k, v in written.items() if partition_of(key_group(k), MAX_PARALLELISM, parallelism) == who.slot
+            k: v
+            for k, v in (written or {}).items()
+            if partition_of(key_group(k), MAX_PARALLELISM, parallelism) == who.slot
         }
         async with contextlib.AsyncExitStack() as stack:
             coordinator = await self._connect(stack, self.service.address)
@@ -419,12 +497,10 @@ class Attempt:
 Written = Mapping[bytes, bytes | None]
 Events = Mapping[str, Written]
 """By operator, what a batch writes: a value, or None for a deletion."""
-TWO = {"counts": 4, "sums": 3}
-"""Two operators and their parallelism."""
 
 
 def some_events(
-    rng: random.Random, batch: int, operators: Mapping[str, int] = TWO, *, keys: int = 60, repeat: int = 1
+    rng: random.Random, batch: int, operators: Iterable[str] = TWO, *, keys: int = 60, repeat: int = 1
 ) -> Events:
     """Return what a batch writes to random keys, a deletion now and then; values name the batch, so many times."""
 
@@ -439,6 +515,10 @@ async def check_durable(store: ObjectStore, model: Model, batch: int | None = No
     newest = (await retained(store))[-1]
     assert batch is None or newest.batch_id == batch
     assert without_empty(await state_of(newest, store)) == without_empty(model)
+
+
+def copy_of(model: Model) -> Model:
+    return {uid: dict(values) for uid, values in model.items()}
 
 
 def apply(values: dict[bytes, bytes], written: Written) -> None:
