@@ -16,6 +16,7 @@ from importlib.abc import MetaPathFinder
 
 from dstl.errors import DstlError
 from dstl.files.process import OpenStore
+from dstl.open_files import raise_open_file_limit
 from dstl.process.launch_spec import LaunchSpec, refusal_line
 from dstl.process.lifecycle import ProcessLife, tune_interpreter
 from dstl.runtime import end_tasks
@@ -90,5 +91,6 @@ def main(open_store: OpenStore = open_store) -> int:
     if "DSTL_LOG_LEVEL" not in os.environ:
         # A restore that takes long says so.
         logging.getLogger("materializer.restore.progress").setLevel(logging.INFO)
+    raise_open_file_limit()
     tune_interpreter()
     return asyncio.run(_main(open_store))

@@ -1,7 +1,9 @@
 """The RocksDB table: the contract, and what only it promises."""
 
 import os
+import resource
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -55,6 +57,52 @@ def test_nothing_is_left_on_disk_after_close(tmp_path: Path) -> None:
     table.close()
     snapshot.close()
     assert list((tmp_path / "t").iterdir()) == []
+
+
+MANY_FILES = """
+import resource, sys
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+from materializer.bases.file_reader import TableFileReader
+from materializer.tables import HeapStateTable, RocksDBStateTable
+from worlds.table_changes import changes, content, put
+
+source = HeapStateTable()
+source.apply(changes(*(put(key_group, 0, b"key", b"", b"value") for key_group in range(160))))
+table = RocksDBStateTable(Path(sys.argv[1]))
+for key_group in range(160):
+    table.restore(key_group, source.snapshot().entries(key_group))
+snapshot = table.snapshot()
+reader = TableFileReader(snapshot.path, "base")
+list(reader.check())
+read = [key for key_group in range(160) for page in reader.entries(key_group) for key in page["key"]]
+print(len(snapshot.files()), len(content(snapshot, range(160))), len(read))
+"""
+
+
+def test_a_table_with_more_files_than_the_process_may_open_serves_and_is_read(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", MANY_FILES, str(tmp_path / "t")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    files, entries, read = map(int, ended.stdout.split())
+    assert files > 160
+    assert (entries, read) == (160, 160)
+
+
+def test_a_table_that_finds_no_file_free_says_what_to_raise(tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with closing(RocksDBStateTable(tmp_path / "t", SMALL)) as table:
+        table.apply(changes(put(1, 0, b"a", b"", b"1")))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), limit[1]))
+        try:
+            with pytest.raises(Unavailable, match=r"Too many open files; allow more open files \(ulimit -n\)"):
+                table.snapshot()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 
 
 def test_a_forked_child_is_told_and_does_not_hang(tmp_path: Path) -> None:
@@ -125,19 +173,19 @@ def test_a_table_opens_on_the_files_of_a_snapshot(tmp_path: Path) -> None:
         _large(table, 0, 5_000, b"base")
         table.apply(changes(put(3, 1, b"m\0", b"\0u", b"1"), put(4, 1, b"n", b"", b"2"), clear(3, 0, b"%08d" % 3)))
         with closing(table.snapshot()) as snapshot:
-            truth = content(snapshot, range(8))
+            truth = content(snapshot, range(160))
             for file in snapshot.files():
                 shutil.copy(snapshot.path / file.name, downloaded / file.name)
-    with closing(adopted(tmp_path / "all", downloaded, range(8), SMALL)) as table:
-        assert list(table.key_groups()) == list(range(8))
+    with closing(adopted(tmp_path / "all", downloaded, range(160), SMALL)) as table:
+        assert list(table.key_groups()) == list(range(160))
         with closing(table.snapshot()) as snapshot:
-            assert content(snapshot, range(8)) == truth
+            assert content(snapshot, range(160)) == truth
         table.apply(changes(put(7, 0, b"more", b"", b"1")))
         assert table.get_many(0, [7], [b"more"]) == [b"1"]
     with closing(adopted(tmp_path / "some", downloaded, [0, 3, 4], SMALL)) as table:
         assert list(table.key_groups()) == [0, 3, 4]
         with closing(table.snapshot()) as snapshot:
-            assert content(snapshot, range(8)) == {a: v for a, v in truth.items() if a[0] in (0, 3, 4)}
+            assert content(snapshot, range(160)) == {a: v for a, v in truth.items() if a[0] in (0, 3, 4)}
     assert {path.name for path in downloaded.iterdir()} >= {"CURRENT"}, "the downloaded files stay"
 
 
@@ -172,7 +220,7 @@ def test_damaged_files_are_detected(tmp_path: Path, damage: str) -> None:
         for victim in [path for path in downloaded.iterdir() if damage in path.name]:
             victim.unlink()
     with pytest.raises(CorruptData, match="restore"):  # noqa: SIM117
-        with closing(adopted(tmp_path / "new", downloaded, range(8), SMALL)) as table:
+        with closing(adopted(tmp_path / "new", downloaded, range(160), SMALL)) as table:
             table.get_many(0, [i % 8 for i in range(5_000)], [b"%08d" % i for i in range(5_000)])
 
 
@@ -199,7 +247,7 @@ def test_a_table_is_closed_while_another_thread_prepares_a_snapshot(tmp_path: Pa
         except BaseException as error:
             ended.append(error)
 
-    for run in range(8):
+    for run in range(160):
         table, begun = RocksDBStateTable(tmp_path / f"t{run}", SMALL), threading.Event()
         _large(table, 0, 3_000, b"x")
         thread = threading.Thread(target=prepare, args=(table, begun))

@@ -191,6 +191,19 @@ async def test_one_without_a_free_descriptor_serves_who_is_connected_and_takes_o
         assert leftovers(scratch) == []
 
 
+async def test_one_may_open_as_many_files_as_its_host_allows(scratch: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with coordinating() as (coordinator, spec):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
+        try:
+            process = TaskManagerProcess(spec)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        _, pid = await coordinator.member()
+        assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (hard, hard)
+        await in_thread(process.stop)
+
+
 async def test_what_a_killed_one_leaves_on_the_disk_is_removed_by_the_next(scratch: Path) -> None:
     """Before, each that the kernel killed for its memory left its state in TMPDIR for ever, until that was full."""
     async with coordinating() as (coordinator, spec):
