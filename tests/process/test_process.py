@@ -289,6 +289,18 @@ async def test_without_a_coordinator_it_ends_with_a_reason(scratch: Path, capfd:
     assert "canary" not in said
 
 
+async def test_one_that_starts_while_its_driver_ends_says_nothing(
+    scratch: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with coordinating() as (coordinator, spec):
+        await coordinator.server.close()
+        process = TaskManagerProcess(spec)
+        await asyncio.sleep(1.0)  # A driver closes its coordinator first.
+        process.stop()
+    assert process._process.returncode == 0
+    assert "ERROR" not in capfd.readouterr().err
+
+
 async def test_one_that_hangs_is_killed() -> None:
     async with coordinating() as (coordinator, spec):
         process = TaskManagerProcess(spec)
