@@ -59,6 +59,13 @@ def test_list_verify_and_export_show_what_was_committed(place: Path, tmp_path: P
     assert (again.exit_code, "empty directory" in again.stderr) == (2, True)
 
 
+def test_with_json_an_error_is_one_line_on_standard_error_and_standard_output_is_empty(tmp_path: Path) -> None:
+    result = run("files", "list", f"dstl://{tmp_path}/nothing", "--json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("MissingState: ")
+    assert result.stderr.count("\n") == 1
+
+
 def test_damage_is_found_and_named(place: Path) -> None:
     (segment,) = place.rglob("*.seg")
     data = bytearray(segment.read_bytes())
