@@ -12,16 +12,20 @@ import logging
 import os
 import signal
 import sys
+from contextlib import suppress
 from importlib.abc import MetaPathFinder
 
-from dstl.errors import DstlError
+from dstl.errors import DstlError, Unavailable
 from dstl.files.process import OpenStore
+from dstl.open_files import raise_open_file_limit
 from dstl.process.launch_spec import LaunchSpec, refusal_line
 from dstl.process.lifecycle import ProcessLife, tune_interpreter
 from dstl.runtime import end_tasks
 from dstl.store import open_store
 
 _log = logging.getLogger("dstl.process")
+_DRIVER_ENDS_S = 5.0
+"""From the end of its coordinator to that of its TaskManagers' lifelines."""
 
 
 class _WithoutPandas(MetaPathFinder):
@@ -59,6 +63,9 @@ async def _main(open_store: OpenStore) -> int:
         watcher = asyncio.ensure_future(watch_parent(spec.detached))
         await ProcessLife(spec, open_store=open_store, say=_say).run(ended)
     except DstlError as error:
+        if isinstance(error, Unavailable) and await _is_set_soon(ended):
+            _log.info("its driver has ended, and so does the process: %s", error)
+            return 0
         _log.error("the process ends: %s", error)
         _say(refusal_line(error))
         return 1
@@ -69,6 +76,14 @@ async def _main(open_store: OpenStore) -> int:
         if watcher is not None:
             await end_tasks([watcher])
     return 0
+
+
+async def _is_set_soon(ended: asyncio.Event) -> bool:
+    """Return whether the process is to end: a driver closes its coordinator, and then lets its TaskManagers go."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DRIVER_ENDS_S):
+            await ended.wait()
+    return ended.is_set()
 
 
 def _say(line: bytes) -> None:
@@ -90,5 +105,6 @@ def main(open_store: OpenStore = open_store) -> int:
     if "DSTL_LOG_LEVEL" not in os.environ:
         # A restore that takes long says so.
         logging.getLogger("materializer.restore.progress").setLevel(logging.INFO)
+    raise_open_file_limit()
     tune_interpreter()
     return asyncio.run(_main(open_store))

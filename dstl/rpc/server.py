@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 from dstl.errors import AccessDenied, DstlError, Invalid, brief
+from dstl.open_files import open_file_limit
 from dstl.rpc.codec import CALL, Call, Message, decode_call, encode_reply
 from dstl.rpc.handshake import Refusal, Role, ServerHandshake, is_vouched_for, socket_address
 from dstl.rpc.protocol import (
@@ -320,5 +320,4 @@ def _stops_accepting(server: asyncio.Server) -> int:
 
 def _affordable_connections() -> int:
     """Return half of the files that this process may open: stores, tables and peers need the others."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(16, min(_MOST_CONNECTIONS, soft // 2))
+    return max(16, min(_MOST_CONNECTIONS, open_file_limit() // 2))

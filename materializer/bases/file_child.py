@@ -27,6 +27,7 @@ READY = b"\n"
 
 MEMORY_BYTES = 2 << 30
 """Of address space: the largest entry (64 MiB) some times over, and what RocksDB's threads reserve and never use."""
+_OPEN_FILES = 64  # a file that was closed for others is opened again
 _WRITTEN_BYTES = 1 << 20
 """Nothing is written but what the engine may log."""
 SILENT_S = 60
@@ -92,6 +93,8 @@ def _open(rocksdict: Any, path: str) -> Any:
     blocks.set_cache_index_and_filter_blocks(True)
     native = rocksdict.Options(raw_mode=True)
     native.set_block_based_table_factory(blocks)
+    # The engine would open all there are, and a base of a large state has more than a process may.
+    native.set_max_open_files(_OPEN_FILES)
     how = rocksdict.AccessType.read_only(False)
     return rocksdict.Rdict(path, native, column_families={"default": native}, access_type=how)
 

@@ -15,7 +15,7 @@ from dstl.changelog.change_set import MAX_CHANGE_BYTES
 from dstl.errors import CorruptData, Unavailable
 from handles.key_group import KeyGroup
 from materializer.bases.file_child import END, MEMORY_BYTES, READY, RECORD, SILENT_S
-from materializer.tables.rocksdb_engine import encode_prefix, import_rocksdict
+from materializer.tables.rocksdb_engine import encode_prefix, import_rocksdict, unavailable
 from materializer.tables.rocksdb_snapshot import entry_pages
 
 _COMMAND = [sys.executable, "-P", "-m", "materializer.bases.file_child"]
@@ -94,7 +94,7 @@ class TableFileReader:
             if not ended:
                 self.close()
         if wrong.startswith("IO error") and "No such file" not in wrong:
-            raise Unavailable(f"{self._path}: {wrong}; check the disk, then restart the query")
+            raise unavailable(self._path, wrong)
         if wrong:
             raise CorruptData(f"the files of base {self._name} are damaged ({wrong}): restore from an older base")
 

@@ -14,9 +14,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from dstl.errors import CorruptData, Invalid, Unavailable
+from dstl.open_files import open_file_limit
 
 _LEAST_WRITE_BUFFER = 4 << 20  # smaller ones make more files than their merging is worth
 
+_FEWEST_OPEN_FILES = 20  # the engine takes fewer for so many
 _BATCH_ROWS = 1024  # writes that wait in Python's memory, at most
 _BATCH_BYTES = 1 << 20  # the same of large values
 _PREFIX = struct.Struct(">HH")
@@ -75,7 +77,8 @@ class RocksDBOptions(BaseModel):
     which is faster to write and read; ``none`` reads fastest."""
 
     max_open_files: int = Field(default=512, ge=16)
-    """File descriptors kept open. Fewer: files are reopened on reads."""
+    """File descriptors kept open, if that is no more than an eighth of what the process may open (``ulimit -n``).
+    Fewer: files are reopened on reads."""
 
     def write_buffer_for(self, stored_bytes: int) -> int:
         """Return the write buffer of a state that takes so many bytes on disk: an eighth of it, within bounds."""
@@ -125,7 +128,7 @@ def engine_options(options: RocksDBOptions) -> Any:
     merging.size_ratio = 20
     native.set_universal_compaction_options(merging)
     native.set_max_background_jobs(options.background_jobs)
-    native.set_max_open_files(options.max_open_files)
+    native.set_max_open_files(min(options.max_open_files, max(_FEWEST_OPEN_FILES, open_file_limit() // 8)))
     native.set_compression_type(getattr(rocksdict.DBCompressionType, options.compression)())
     if options.compression == "zstd":
         native.set_compression_options(*_FASTEST_ZSTD)
@@ -243,7 +246,7 @@ def translated_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise Unavailable(f"{path}: {error.strerror}; check the disk, then restart the query") from error
+        raise unavailable(path, str(error.strerror)) from error
     except Exception as error:
         if type(error) is not Exception:
             raise
@@ -252,4 +255,10 @@ def translated_errors(path: Path) -> Iterator[None]:
             raise CorruptData(f"{path}: {text}; restore the operator from its last checkpoint") from error
         if "strict ascending order" in text:
             raise Invalid(f"pages of a key group are out of order: {text}") from error
-        raise Unavailable(f"{path}: {text}; check the disk, then restart the query") from error
+        raise unavailable(path, text) from error
+
+
+def unavailable(path: Path, why: str) -> Unavailable:
+    """Return the error of files that cannot be read or written, with what to do."""
+    step = "allow more open files (ulimit -n)" if "Too many open files" in why else "check the disk"
+    return Unavailable(f"{path}: {why}; {step}, then restart the query")

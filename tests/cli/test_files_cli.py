@@ -59,6 +59,13 @@ def test_list_verify_and_export_show_what_was_committed(place: Path, tmp_path: P
     assert (again.exit_code, "empty directory" in again.stderr) == (2, True)
 
 
+def test_with_json_an_error_is_one_line_on_standard_error_and_standard_output_is_empty(tmp_path: Path) -> None:
+    result = run("files", "list", f"dstl://{tmp_path}/nothing", "--json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("MissingState: ")
+    assert result.stderr.count("\n") == 1
+
+
 def test_damage_is_found_and_named(place: Path) -> None:
     (segment,) = place.rglob("*.seg")
     data = bytearray(segment.read_bytes())
@@ -69,6 +76,19 @@ def test_damage_is_found_and_named(place: Path) -> None:
     assert "DAMAGED state/0/0/3.changelog" in result.stdout
     segment.unlink()
     assert run("files", "verify", f"dstl://{place}").exit_code == 1
+
+
+LOST = [(1, "commits/0"), (2, "offsets/1"), (3, "commits/1"), (4, "offsets/2")]
+
+
+@pytest.mark.parametrize(("lost", "named"), LOST)
+def test_a_record_that_somebody_has_deleted_is_named(place: Path, lost: int, named: str) -> None:
+    """Before, all was called sound, and the query failed for a file of it at each start."""
+    records = sorted(place.rglob("manifests/*"), reverse=True)[1:]  # by number, behind the fence
+    records[lost].unlink()
+    result = run("files", "verify", f"dstl://{place}")
+    assert result.exit_code == 1
+    assert f"{records[lost].name}, with {named} of Spark's directory, was deleted" in result.stderr
 
 
 def zipped(*sst_files: str) -> bytes:

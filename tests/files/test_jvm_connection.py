@@ -111,7 +111,8 @@ def test_new_bytes_are_decoded_or_refused_in_little_memory(classes: str, seed: i
     assert said.endswith("refused")
 
 
-def test_a_service_that_hangs_is_not_asked_again(classes: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("found_by", ["stat_file", "stage_part"])
+def test_a_service_that_hangs_is_not_asked_again(found_by: str, classes: str, tmp_path: Path) -> None:
     """Prevents that each task of an executor waits for a process that the coordinator has given up long ago."""
     services = [file_processes.started(file_processes.line()) for _ in range(2)]
     try:
@@ -125,7 +126,8 @@ def test_a_service_that_hangs_is_not_asked_again(classes: str, tmp_path: Path) -
             for number in range(3):
                 if number == 1:
                     file_processes.hang(services[0])
-                jvm.stdin.write(f"dstl://{tmp_path}/query/metadata\n")
+                is_part = number == 1 and found_by == "stage_part"
+                jvm.stdin.write("part\n" if is_part else f"dstl://{tmp_path}/query/metadata\n")
                 jvm.stdin.flush()
                 lines.append(jvm.stdout.readline().strip())
             jvm.stdin.close()
@@ -134,7 +136,7 @@ def test_a_service_that_hangs_is_not_asked_again(classes: str, tmp_path: Path) -
         for each in services:
             each.communicate(timeout=30)
     assert lines[0] == lines[2] == "answered", lines
-    assert "gave no sign of life for 2 s (during stat_file)" in lines[1]
+    assert f"gave no sign of life for 2 s (during {found_by})" in lines[1]
 
 
 def test_a_service_that_accepts_nobody_is_given_up_while_its_queue_is_full(classes: str, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """The RocksDB table: the contract, and what only it promises."""
 
 import os
+import resource
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -55,6 +57,52 @@ def test_nothing_is_left_on_disk_after_close(tmp_path: Path) -> None:
     table.close()
     snapshot.close()
     assert list((tmp_path / "t").iterdir()) == []
+
+
+MANY_FILES = """
+import resource, sys
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+from materializer.bases.file_reader import TableFileReader
+from materializer.tables import HeapStateTable, RocksDBStateTable
+from worlds.table_changes import changes, content, put
+
+source = HeapStateTable()
+source.apply(changes(*(put(key_group, 0, b"key", b"", b"value") for key_group in range(160))))
+table = RocksDBStateTable(Path(sys.argv[1]))
+for key_group in range(160):
+    table.restore(key_group, source.snapshot().entries(key_group))
+snapshot = table.snapshot()
+reader = TableFileReader(snapshot.path, "base")
+list(reader.check())
+read = [key for key_group in range(160) for page in reader.entries(key_group) for key in page["key"]]
+print(len(snapshot.files()), len(content(snapshot, range(160))), len(read))
+"""
+
+
+def test_a_table_with_more_files_than_the_process_may_open_serves_and_is_read(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", MANY_FILES, str(tmp_path / "t")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    files, entries, read = map(int, ended.stdout.split())
+    assert files > 160
+    assert (entries, read) == (160, 160)
+
+
+def test_a_table_that_finds_no_file_free_says_what_to_raise(tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with closing(RocksDBStateTable(tmp_path / "t", SMALL)) as table:
+        table.apply(changes(put(1, 0, b"a", b"", b"1")))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), limit[1]))
+        try:
+            with pytest.raises(Unavailable, match=r"Too many open files; allow more open files \(ulimit -n\)"):
+                table.snapshot()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 
 
 def test_a_forked_child_is_told_and_does_not_hang(tmp_path: Path) -> None:

@@ -192,6 +192,19 @@ async def test_one_without_a_free_descriptor_serves_who_is_connected_and_takes_o
         assert leftovers(scratch) == []
 
 
+async def test_one_may_open_as_many_files_as_its_host_allows(scratch: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with coordinating() as (coordinator, spec):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
+        try:
+            process = TaskManagerProcess(spec)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        _, pid = await coordinator.member()
+        assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (hard, hard)
+        await in_thread(process.stop)
+
+
 async def test_what_a_killed_one_leaves_on_the_disk_is_removed_by_the_next(scratch: Path) -> None:
     """Before, each that the kernel killed for its memory left its state in TMPDIR for ever, until that was full."""
     async with coordinating() as (coordinator, spec):
@@ -275,6 +288,18 @@ async def test_without_a_coordinator_it_ends_with_a_reason(scratch: Path, capfd:
     said = capfd.readouterr().err
     assert "nothing answers at 127.0.0.1" in said
     assert "canary" not in said
+
+
+async def test_one_that_starts_while_its_driver_ends_says_nothing(
+    scratch: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with coordinating() as (coordinator, spec):
+        await coordinator.server.close()
+        process = TaskManagerProcess(spec)
+        await asyncio.sleep(1.0)  # A driver closes its coordinator first.
+        process.stop()
+    assert process._process.returncode == 0
+    assert "ERROR" not in capfd.readouterr().err
 
 
 async def test_one_that_hangs_is_killed() -> None:

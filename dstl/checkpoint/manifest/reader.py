@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -25,7 +26,7 @@ class ManifestScan:
     Attributes:
         listed: Every record's object by number; those below the boundary only where the newest record is damaged.
         records: The readable records from the boundary on, by number.
-        damaged: Why the others from the boundary on cannot be read.
+        damaged: Why the others from the boundary on cannot be read, or are not there.
         boundary: No checkpoint below it is retained.
         query_id: The query that the location belongs to; empty where no query has written anything but fences.
     """
@@ -95,6 +96,50 @@ def retained_of(checkpoints: Iterable[CompletedCheckpoint]) -> list[CompletedChe
     return kept
 
 
+_BARRIER = re.compile(r"(offsets|commits)/([0-9]+)")
+
+
+def _lost_records(scan: ManifestScan) -> dict[int, DstlError]:
+    """Return the errors of the records that are not there though a barrier of Spark's files was in them.
+
+    Offsets and commits of batches take turns, which shows a lost one. That a number is free does not: a checkpoint's
+    that was made again for the same batch is deleted at any place.
+    """
+    lost: dict[int, DstlError] = {}
+    steps = [(s, r.files) for s, r in sorted(scan.records.items()) if r.files is not None]
+    first = max((at for at, (_, files) in enumerate(steps) if files.is_whole), default=len(steps))
+    batches: dict[str, set[int]] = {"offsets": set(), "commits": set()}
+    before = 0
+    for sequence, files in steps[first:]:
+        for kind, known in batches.items():
+            known -= _batches(kind, files.removed)
+            known |= _batches(kind, (row[0] for row in files.added))
+        if not batches["offsets"]:
+            continue
+        planned = max(batches["offsets"])
+        committed = max(batches["commits"], default=min(batches["offsets"]) - 1)
+        between = range(before + 1, sequence) if before else ()
+        if planned - committed not in (0, 1) and not any(number in scan.damaged for number in between):
+            what = f"offsets/{committed}" if committed > planned else f"commits/{planned - 1}"
+            lost |= {number: _lost_record(number, what) for number in between if number not in scan.listed}
+            batches["offsets"].add(max(planned, committed))
+            batches["commits"].add(max(planned - 1, committed))
+        before = sequence
+    return lost
+
+
+def _batches(kind: str, paths: Iterable[str]) -> set[int]:
+    found = (_BARRIER.fullmatch(path) for path in paths)
+    return {int(each[2]) for each in found if each is not None and each[1] == kind}
+
+
+def _lost_record(sequence: int, what: str) -> CorruptData:
+    return CorruptData(
+        f"manifest {manifest_name(sequence)}, with {what} of Spark's directory, was deleted, and not by DSTL: "
+        'restore it from a replica; a StateBackend(..., restore="previous") may go on without it'
+    )
+
+
 T = TypeVar("T")
 
 ATTEMPTS = 20
@@ -156,10 +201,16 @@ class ManifestReader:
         Raises:
             Unavailable: The store did not answer, or the log moved on faster than it could be read.
         """
+        gone: Mapping[int, DstlError] = {}
         for _ in range(_SCAN_ROUNDS):
             scan = await self._scan_once()
-            if scan is not None:
-                return scan
+            if scan is None:
+                continue
+            lost = _lost_records(scan)
+            # What a driver deletes while this one lists lies below its boundary by the next look.
+            if lost.keys() == gone.keys():
+                return replace(scan, damaged={**scan.damaged, **lost})
+            gone = lost
         raise Unavailable(f"the manifest log of {self.store.location} moves on faster than it can be read: try again")
 
     async def _scan_once(self) -> ManifestScan | None:

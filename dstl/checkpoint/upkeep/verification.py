@@ -230,7 +230,7 @@ def _problem(name: str, checkpoints: tuple[int, ...], error: Exception) -> Probl
 
 
 def _missing_records(scan: ManifestScan) -> Iterator[Problem]:
-    """Yield the checkpoints that should be retained, by what the others say, and have no record."""
+    """Yield the records that should be there, by what the others say, and are not."""
     expected: dict[int, list[int]] = {scan.boundary: []}
     for checkpoint in scan.retained:
         if checkpoint.parent is not None:
@@ -245,12 +245,17 @@ def _missing_records(scan: ManifestScan) -> Iterator[Problem]:
                 f"the record of checkpoint {sequence} is not there{after}",
                 f"restore it from a replica; checkpoint {sequence} cannot be chosen without it, later ones can",
             )
+    for sequence, error in scan.damaged.items():
+        if sequence not in scan.listed and sequence not in expected:
+            step = "restore it from a replica, or start from a savepoint"
+            yield Problem(manifest_name(sequence), (sequence,), "missing", str(error), step)
 
 
 async def _confirm(problems: list[Problem], log: ManifestReader) -> list[Problem]:
     """Leave out what a running query has subsumed and deleted while it was being read."""
-    retained = {c.checkpoint_id for c in (await log.scan()).retained}
-    return [p for p in problems if p.kind != "missing" or retained & set(p.checkpoints)]
+    scan = await log.scan()
+    current = {c.checkpoint_id for c in scan.retained} | scan.damaged.keys()
+    return [p for p in problems if p.kind != "missing" or current & set(p.checkpoints)]
 
 
 def _needed_by(checkpoints: Collection[CompletedCheckpoint]) -> dict[str, tuple[int, ...]]:

@@ -33,11 +33,16 @@ public final class ConnectionTrial {
   /** Asks the first service until it hangs, and says of each line of the input what the next call comes to. */
   private static void late(String first, String second, byte[] secret, long protocol) throws Exception {
     Service.use(lost -> new Address(lost == null ? first : second, secret, protocol), false);
+    Connection lease = Service.lease("");
     java.util.Scanner lines = new java.util.Scanner(System.in);
     while (lines.hasNextLine()) {
       String path = lines.nextLine();
       try {
-        Service.call(path, "stat_file", java.util.Map.of("path", path, "run", "run"), ByteBuffer.allocate(0));
+        if (path.equals("part")) {
+          Service.stage(lease, "token", ByteBuffer.allocate(1));
+        } else {
+          Service.call(path, "stat_file", java.util.Map.of("path", path, "run", "run"), ByteBuffer.allocate(0));
+        }
         System.out.println("answered");
       } catch (IOException error) {
         System.out.println(error.getMessage());

@@ -174,6 +174,10 @@ final class Connection implements Closeable {
     return reply;
   }
 
+  String where() {
+    return where;
+  }
+
   boolean isOpen() {
     return channel.isOpen();
   }

@@ -93,7 +93,18 @@ public final class Service {
 
   /** Bring bytes of a file that is not whole yet. */
   static void stage(Connection lease, String token, ByteBuffer content) throws IOException {
-    lease.call("stage_part", Map.of("token", token), content);
+    try {
+      lease.call("stage_part", Map.of("token", token), content);
+    } catch (Connection.Late error) {
+      ConnectionPool known;
+      synchronized (Service.class) {
+        known = pool;
+      }
+      if (known != null && known.address().socket().equals(lease.where())) {
+        giveUp(known);
+      }
+      throw error;
+    }
   }
 
   /** Send a request to the service of a path, and return its reply. */
