@@ -170,7 +170,7 @@ class TableRestore:
             serves: Keys will be asked for before all is loaded, so indexes of bases come beside the log.
 
         Raises:
-            DstlError: As :func:`restore_tables`.
+            DstlError: As :func:`heap_tables`.
         """
         if self._checkpoint is None:
             return
@@ -183,7 +183,7 @@ class TableRestore:
         """Return once all is loaded. May be called again after it has failed with ``Unavailable``.
 
         Raises:
-            DstlError: As :func:`restore_tables`; those that wait for a key group have been told, too.
+            DstlError: As :func:`heap_tables`; those that wait for a key group have been told, too.
         """
         if self._checkpoint is None:
             return
@@ -212,7 +212,7 @@ class TableRestore:
         """Have an operator's table show some keys as they are.
 
         Raises:
-            DstlError: As :func:`restore_tables`.
+            DstlError: As :func:`heap_tables`.
         """
         if operator in self._reads and not self._loads[operator].is_done:
             await self._reads[operator].bring(asked)

@@ -15,13 +15,13 @@ from dstl.errors import DstlError
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
 from handles.materialized_handle import MaterializedStateHandle
-from materializer.restore.restore import restore_tables
 from materializer.tables import HeapStateTable
 from tests.simulation.cluster_manager import ClusterManager
 from tests.simulation.raw_store import RawStore
 from tests.simulation.store import Stored
 from tests.simulation.virtual_time import seeded_runtime
 from tests.simulation.world import World
+from tests.worlds.restored import restore_tables
 
 _AGAIN_S = 0.5
 _SEGMENTS = 1.0
