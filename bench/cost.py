@@ -26,7 +26,7 @@ from typing import Any
 
 from bench._figures import print_figures
 from bench._state_job import add_job_arguments, in_directory, keys_of, local_job
-from dstl.monitoring.cost import PRICES, Cost, cost_of_day
+from dstl.monitoring.cost import Cost, cost_of_day
 from dstl.options import MaterializationOptions
 
 DAY_S = 86_400.0
@@ -83,7 +83,7 @@ def months(triggers_s: Sequence[float], partitions: Sequence[int], stores: int =
 
 def _requests_of_day(puts: float, gets: float, trigger_s: float, stored: float = 0) -> Cost:
     batches = DAY_S / trigger_s
-    return cost_of_day(puts * batches, stored, PRICES, gets=gets * batches)
+    return cost_of_day(puts * batches, stored, gets=gets * batches)
 
 
 async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:

@@ -112,16 +112,6 @@ class MaterializedStateHandle(BaseModel):
         for file in self.files:
             yield file.name, file.size
 
-    @property
-    def first_key_group(self) -> KeyGroup:
-        """The lowest key group of the parts."""
-        return self.parts[0][0]
-
-    @property
-    def last_key_group(self) -> KeyGroup:
-        """The highest key group of the parts; not all in between need be there."""
-        return self.parts[-1][0]
-
     def objects(self) -> Iterator[str]:
         """Yield the names of the objects that the handle needs."""
         yield self.name

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from dstl.changelog.change_set import ENCODED_AHEAD_BYTES, ChangeSet
 from dstl.changelog.ledger import LogLedger
@@ -16,15 +16,12 @@ from dstl.changelog.object_names import SegmentNames
 from dstl.changelog.segment.encoder import EncodedBlocks, encode_blocks, encode_segment, segment_checksum
 from dstl.changelog.upload.hedged_put import StoredObject, Upload
 from dstl.changelog.upload.uploader import Uploader
-from dstl.changelog.writer import StateChangelogWriter
+from dstl.changelog.writer import StateChangelogWriter, WriterHost
 from dstl.crash_points import reach
 from dstl.metrics import Recorder
 from dstl.options import BatchingOptions
 from dstl.runtime import Backoff, Runtime
 from handles.segment_handle import SegmentHandle, SequenceNumber
-
-if TYPE_CHECKING:
-    from dstl.changelog.storage import StateChangelogStorage
 
 # Up to this, handing over to a thread costs more than the encoding (0.3 ms a change set, 1 ms a megabyte).
 _BYTES_ON_LOOP = 128 << 10
@@ -76,7 +73,7 @@ class SegmentsInFlight:
         options: Thresholds.
         runtime: Clock and ids.
         recorder: ``uploadBatchSizes``, ``segmentsInFlight`` and ``segmentsInlined``.
-        storage: The storage.
+        host: The storage.
 
     Attributes:
         upload_attempts: PUTs of the uploads that have ended, retries and hedges too; an object in parts counts once.
@@ -91,7 +88,7 @@ class SegmentsInFlight:
         options: BatchingOptions,
         runtime: Runtime,
         recorder: Recorder,
-        storage: StateChangelogStorage,
+        host: WriterHost,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._uploader = uploader
@@ -99,7 +96,7 @@ class SegmentsInFlight:
         self._options = options
         self._runtime = runtime
         self._recorder = recorder
-        self._storage = storage
+        self._host = host
         self._seals: dict[int, Seal] = {}
         self._ahead: dict[tuple[str, SequenceNumber], asyncio.Future[EncodedBlocks]] = {}
         self._last_seal = 0
@@ -214,7 +211,7 @@ class SegmentsInFlight:
         if self._pause is not None:
             self._pause.cancel()
             self._pause = None
-            self._storage.look_soon()
+            self._host.look_soon()
 
     def _seal_ended(self, seal: Seal, task: asyncio.Task[None]) -> None:
         if seal.id in self._seals:  # cancelled, perhaps before its first step
@@ -246,7 +243,7 @@ class SegmentsInFlight:
         handle = SegmentHandle(stored.name, stored.size, stored.checksum)
         self._failures = 0
         self._resume()
-        self._storage.references.track(handle.name, len(seal.sets))
+        self._host.references.track(handle.name, len(seal.sets))
         self._end(seal, lambda ledger: ledger.stored(seal.id, handle))
 
     def _failed(self, seal: Seal) -> None:
@@ -257,7 +254,7 @@ class SegmentsInFlight:
         self._recorder.gauge("segmentsInFlight", len(self._seals))
         for writer in seal.writers:
             report(writer.ledger)
-            self._storage.touched(writer)
+            self._host.touched(writer)
 
 
 def _cut(picked: Sequence[Picked], segment_size: int) -> Iterator[list[Picked]]:

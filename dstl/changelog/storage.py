@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 
+from dstl.changelog.change_set import ChangeSet
 from dstl.changelog.log_segment import PersistResult, SegmentReferences
 from dstl.changelog.object_names import SegmentNames
 from dstl.changelog.segments_in_flight import Picked, Seal, SegmentsInFlight
@@ -75,7 +76,7 @@ class StateChangelogStorage:
             options=options,
             runtime=runtime,
             recorder=recorder,
-            storage=self,
+            host=self,
         )
         self._deleter = BackgroundDeleter(
             store, recorder=recorder, deleted="segmentsDeleted", left="segmentsLeftToCleaner"
@@ -213,6 +214,10 @@ class StateChangelogStorage:
         if writer.held_bytes >= self._options.preemptive_persist_threshold:
             self._large[writer] = None
         self.look_soon()
+
+    def encode_ahead(self, log_id: str, sqn: SequenceNumber, changes: ChangeSet) -> None:
+        """Encode a closed change set before a persist asks for it, unless it is small."""
+        self.seals.encode_ahead(log_id, sqn, changes)
 
     def closed(self, writer: StateChangelogWriter) -> None:
         """The writer was closed; what is in flight of it comes back through its seals."""

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import pyarrow as pa
 
 from dstl.changelog.change_set import ChangeSet
 from dstl.changelog.ledger import LogLedger
+from dstl.changelog.log_segment import SegmentReferences
+from dstl.changelog.throttle import ByteBudget
 from dstl.errors import Closed, Invalid
 from handles.segment_handle import SequenceNumber
 
-if TYPE_CHECKING:
-    from dstl.changelog.storage import StateChangelogStorage
+
+class WriterHost(Protocol):
+    """The part of a storage that its writers and seals call."""
+
+    budget: ByteBudget
+    references: SegmentReferences
+
+    def look_soon(self) -> None:
+        """Something has changed: see soon what follows from it."""
+
+    def touched(self, writer: StateChangelogWriter) -> None:
+        """The writer holds more or less than before; look at it soon."""
+
+    def encode_ahead(self, log_id: str, sqn: SequenceNumber, changes: ChangeSet) -> None:
+        """Encode a closed change set before a persist asks for it, where that is worth it."""
+
+    def closed(self, writer: StateChangelogWriter) -> None:
+        """The writer was closed."""
 
 
 class StateChangelogWriter:
@@ -27,16 +45,16 @@ class StateChangelogWriter:
 
     Args:
         log_id: Unique per incarnation: of operator, key groups and owner.
-        storage: The storage.
+        host: The storage.
 
     Attributes:
         ledger: Where each change set is; for the storage.
     """
 
-    def __init__(self, log_id: str, storage: StateChangelogStorage) -> None:
+    def __init__(self, log_id: str, host: WriterHost) -> None:
         self.log_id = log_id
-        self.ledger: LogLedger[ChangeSet] = LogLedger(log_id, storage.references, storage.budget)
-        self._storage = storage
+        self.ledger: LogLedger[ChangeSet] = LogLedger(log_id, host.references, host.budget)
+        self._host = host
         self._open = ChangeSet()
         self._closed = False
 
@@ -93,7 +111,7 @@ class StateChangelogWriter:
         """
         sqn, changes = self.ledger.next_sqn, self._open
         if self.next_sequence_number() > sqn:
-            self._storage.seals.encode_ahead(self.log_id, sqn, changes)
+            self._host.encode_ahead(self.log_id, sqn, changes)
 
     def truncate(self, to_sqn: SequenceNumber) -> None:
         """Forget everything below ``to_sqn``: it is materialized, and no retained checkpoint needs it.
@@ -104,7 +122,7 @@ class StateChangelogWriter:
             Invalid: ``to_sqn`` is beyond what was appended.
         """
         self.ledger.truncate(to_sqn)
-        self._storage.touched(self)
+        self._host.touched(self)
 
     def truncate_and_close(self, from_sqn: SequenceNumber) -> None:
         """Close the log; no completed checkpoint references anything from ``from_sqn`` on. Idempotent.
@@ -122,10 +140,10 @@ class StateChangelogWriter:
         if from_sqn > end:
             raise Invalid(f"log {self.log_id}: cannot truncate from {from_sqn}, next is {end}")
         self._closed = True
-        self._storage.budget.give_back(self._open.nbytes)
+        self._host.budget.give_back(self._open.nbytes)
         self._open = ChangeSet()
         self.ledger.close()
-        self._storage.closed(self)
+        self._host.closed(self)
 
     def close(self) -> None:
         """Close the log and keep what any checkpoint may reference. Idempotent."""
@@ -141,5 +159,5 @@ class StateChangelogWriter:
             raise Closed(f"changelog writer {self.log_id} is closed: the changes were not taken, fail the task")
 
     def _grown(self, before: int) -> None:
-        self._storage.budget.take(self._open.nbytes - before)
-        self._storage.touched(self)
+        self._host.budget.take(self._open.nbytes - before)
+        self._host.touched(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 
 from dstl.checkpoint.manifest.format import manifest_name, manifest_sequence
 from dstl.checkpoint.manifest.reader import ManifestScan
@@ -93,14 +94,12 @@ class FileTree:
         return below
 
 
+@dataclass(slots=True)
 class _Node:
     """A directory or a file: the number of files at and below it, and what lies in it."""
 
-    __slots__ = ("below", "files")
-
-    def __init__(self) -> None:
-        self.files = 0
-        self.below: dict[str, _Node] = {}
+    files: int = 0
+    below: dict[str, _Node] = field(default_factory=dict)
 
 
 class FileIndex:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -52,11 +53,9 @@ def operator_sizes(checkpoint: CompletedCheckpoint) -> list[OperatorSizes]:
         share = whole[entry.segment] / max(1, len(entry.ranges))
         for number, _, _ in entry.ranges:
             of = checkpoint.logs[number]
-            first, last = max(of.first_key_group, entry.first_key_group), min(of.last_key_group, entry.last_key_group)
-            if last < first:
-                first, last = of.first_key_group, of.last_key_group
-            for group in range(first, last + 1):
-                log[of.operator][group] += share / (last - first + 1)
+            held = entry.key_groups.intersect(of.key_groups) or of.key_groups
+            for group in held:
+                log[of.operator][group] += share / len(held)
             segments[of.operator].add(entry.segment)
     return [
         OperatorSizes(
@@ -75,7 +74,5 @@ def operator_sizes(checkpoint: CompletedCheckpoint) -> list[OperatorSizes]:
 
 def _sizes_once(checkpoint: CompletedCheckpoint) -> Mapping[tuple[str, int, int, int], float]:
     """Return each segment's bytes by listing: one that is listed twice counts once."""
-    listed: dict[tuple[str, int, int, int], int] = {}
-    for entry in checkpoint.segments:
-        listed[entry.segment] = listed.get(entry.segment, 0) + 1
+    listed = Counter(entry.segment for entry in checkpoint.segments)
     return {segment: segment[1] / times for segment, times in listed.items()}

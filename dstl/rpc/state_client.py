@@ -293,8 +293,7 @@ class StateClient:
             groups = tuple(group for group in key_groups if group in owned)
             taken, more = 0, bool(groups)
             while more:
-                message = FetchDue(*self._who, state, place, until, taken, with_values, groups)
-                reply = self._result(owner, self._send(owner, message))
+                reply = self._call(owner, FetchDue(*self._who, state, place, until, taken, with_values, groups))
                 found, more = _entries(reply.data), reply.more
                 taken += found.num_rows
                 if found.num_rows:

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from functools import cache
 from importlib import import_module
 from types import coroutine
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from dstl.errors import Closed, Invalid
@@ -104,10 +104,9 @@ class S3Client:
             self._retired.append(opening)
 
 
-class _Opened:
-    def __init__(self, client: Any, stack: AsyncExitStack) -> None:
-        self.client = client
-        self.stack = stack
+class _Opened(NamedTuple):
+    client: Any
+    stack: AsyncExitStack
 
 
 async def _open(options: S3Options) -> _Opened:

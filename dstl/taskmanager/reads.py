@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -47,7 +47,7 @@ from dstl.rpc.state_client import StateClient
 from dstl.taskmanager.expiry_index import ExpiryIndex
 from dstl.taskmanager.timer_index import TimerIndex
 from handles.key_group import MAX_MAX_PARALLELISM, KeyGroupRange
-from materializer.tables import HeapStateTable, StateTable
+from materializer.tables import HeapStateTable, StateEntry, StateTable
 
 REPLY_BYTES = 64 << 20
 """About how many bytes of values one reply holds: a fourth of the longest frame."""
@@ -135,20 +135,24 @@ class TableSource:
             return {each: found[each] for each in user_keys if each in found}
         (value,) = self.table.get_many(state, (key_group,), (key,))
         found = {} if value is None else {b"": value}
-        size, after = 0, b""
-        while True:
-            # The smallest key above this one is this one with a zero byte behind it.
-            page = self.table.scan(state, key_group, after=(key, after), before_key=key + b"\0", limit=_PAGE)
-            found |= {entry.user_key: entry.value for entry in page}
-            size += sum(len(entry.user_key) + len(entry.value) for entry in page)
+        size = 0
+        for entry in self._entries_of(state, key_group, key):
+            found[entry.user_key] = entry.value
+            size += len(entry.user_key) + len(entry.value)
             if size > REPLY_BYTES:
                 raise Invalid(f"the key has more than {REPLY_BYTES >> 20} MiB of state, the most that a lookup returns")
-            if len(page) < _PAGE:
-                break
-            after = page[-1].user_key
         for batch, _ in changes:
             _change(found, batch, state, key)
         return found
+
+    def _entries_of(self, state: int, key_group: int, key: bytes, after: bytes = b"") -> Iterator[StateEntry]:
+        """Yield a key's entries behind a user key, page by page."""
+        # The smallest key above this one is this one with a zero byte behind it.
+        while page := self.table.scan(state, key_group, after=(key, after), before_key=key + b"\0", limit=_PAGE):
+            yield from page
+            if len(page) < _PAGE:
+                return
+            after = page[-1].user_key
 
     def _due(self, state: int, place: ExpiryPlace) -> ExpiryIndex:
         if (state, place) not in self._expiries:
@@ -183,20 +187,11 @@ class TableSource:
         """
         page: Pairs = []
         size = 0
-        last = call.after or b""
-        while size < call.max_bytes:
-            # The smallest key above this one is this one with a zero byte behind it.
-            found = self.table.scan(
-                call.state, call.key_group, after=(call.key, last), before_key=call.key + b"\0", limit=_PAGE
-            )
-            for entry in found:
-                if page and size + len(entry.value) > call.max_bytes:
-                    return _entries([page])
-                page.append((entry.user_key, entry.value))
-                size += len(entry.user_key) + len(entry.value)
-            if len(found) < _PAGE:
+        for entry in self._entries_of(call.state, call.key_group, call.key, call.after or b""):
+            if page and size + max(1, len(entry.value)) > call.max_bytes:
                 break
-            last = found[-1].user_key
+            page.append((entry.user_key, entry.value))
+            size += len(entry.user_key) + len(entry.value)
         return _entries([page])
 
     def _scan_timers(self, call: ScanTimers, max_bytes: int) -> Timers:

@@ -37,7 +37,7 @@ from materializer.restore.log_replay import (
     replay_steps,
 )
 from materializer.restore.progress import LogLine, ProgressListener, RestoreProgress
-from materializer.tables import HeapStateTable, RocksDBStateTable, StagedFile, StateTable
+from materializer.tables import FileTable, HeapStateTable, StagedChanges, StateTable
 
 MEASURABLE_BYTES = 4 << 20  # of fewer, latency is the larger part
 
@@ -424,6 +424,6 @@ def _apply(table: StateTable, batches: Sequence[pa.RecordBatch]) -> None:
         table.apply(batch)
 
 
-def _stage(table: RocksDBStateTable, batches: Sequence[pa.RecordBatch]) -> StagedFile | None:
+def _stage(table: FileTable, batches: Sequence[pa.RecordBatch]) -> StagedChanges | None:
     """Runs in a thread."""
     return table.stage(list(join_batches(batches)))

@@ -9,8 +9,11 @@ from dstl.errors import Invalid
 from materializer.tables.base import (
     ENTRY_SCHEMA,
     Expired,
+    FileSnapshot,
+    FileTable,
     LazyTable,
     SnapshotFile,
+    StagedChanges,
     StateEntry,
     StateTable,
     TableSize,
@@ -19,19 +22,21 @@ from materializer.tables.base import (
 from materializer.tables.heap import ENTRY_OVERHEAD_BYTES, HeapStateTable
 from materializer.tables.rocksdb import RocksDBStateTable
 from materializer.tables.rocksdb_engine import RocksDBOptions
-from materializer.tables.rocksdb_snapshot import RocksDBTableSnapshot, StagedFile
+from materializer.tables.rocksdb_snapshot import RocksDBTableSnapshot
 
 __all__ = [
     "ENTRY_OVERHEAD_BYTES",
     "ENTRY_SCHEMA",
     "Expired",
+    "FileSnapshot",
+    "FileTable",
     "HeapStateTable",
     "LazyTable",
     "RocksDBOptions",
     "RocksDBStateTable",
     "RocksDBTableSnapshot",
     "SnapshotFile",
-    "StagedFile",
+    "StagedChanges",
     "StateEntry",
     "StateTable",
     "TableKind",

@@ -6,19 +6,16 @@ element. The table knows nothing of codecs, schemas or time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from handles.key_group import KeyGroup
-
-if TYPE_CHECKING:
-    from materializer.tables.rocksdb import RocksDBStateTable
-    from materializer.tables.rocksdb_snapshot import RocksDBTableSnapshot
 
 ENTRY_SCHEMA = pa.schema(
     [
@@ -85,6 +82,26 @@ class SnapshotFile:
     id: str = ""
 
 
+class FileSnapshot(Protocol):
+    """A snapshot as the files that it lies in."""
+
+    @property
+    def path(self) -> Path:
+        """The directory of the files."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Mean bytes of keys and value of an entry; 0 where it is not known."""
+
+    def files(self) -> list[SnapshotFile]:
+        """Return what must be in the store for this moment to be opened again, ordered by name.
+
+        Raises:
+            Closed: The snapshot was closed.
+            Unavailable: The disk cannot be read.
+        """
+
+
 class TableSnapshot(Protocol):
     """One moment of a table, unaffected by what is written afterwards.
 
@@ -97,7 +114,7 @@ class TableSnapshot(Protocol):
         """Version of each key group at that moment; see :meth:`StateTable.version`."""
 
     @property
-    def as_files(self) -> RocksDBTableSnapshot | None:
+    def as_files(self) -> FileSnapshot | None:
         """This snapshot as files; None for a table that is stored by key groups only."""
 
     def entries(
@@ -113,6 +130,50 @@ class TableSnapshot(Protocol):
 
     def close(self) -> None:
         """Release what the snapshot pins. Idempotent, from any thread."""
+
+
+class StagedChanges(Protocol):
+    """Changes that were written to a file, for one table."""
+
+    def apply(self) -> None:
+        """Put them over the table, which takes no time; they are used up. A call of the table."""
+
+    def discard(self) -> None:
+        """Delete them. Idempotent, from any thread."""
+
+
+class FileTable(Protocol):
+    """A table that lies in files."""
+
+    def adopt(
+        self, files: Path, key_groups: Collection[KeyGroup], known: Iterable[SnapshotFile] = (), row_bytes: int = 0
+    ) -> None:
+        """Go on with the files of a snapshot, without reading their entries or merging them yet.
+
+        Args:
+            files: Directory that holds all of the snapshot's files; they stay where they are.
+            key_groups: Key groups to keep; the others are dropped.
+            known: Ids and checksums of the files, so that they are recognised in later snapshots.
+            row_bytes: Mean bytes of an entry.
+
+        Raises:
+            Invalid: The table is not empty.
+            CorruptData: The files are not a snapshot; the table is empty then.
+        """
+
+    def resume_compaction(self) -> None:
+        """Merge files again, after :meth:`adopt`. Idempotent."""
+
+    def stage(self, changes: Sequence[pa.RecordBatch]) -> StagedChanges | None:
+        """Write changes to a file; from any thread, beside any other call. What is never applied goes with the table.
+
+        Returns:
+            None where only :meth:`StateTable.apply` can do it.
+
+        Raises:
+            Invalid: As for :meth:`StateTable.apply`.
+            Unavailable: The disk cannot be written.
+        """
 
 
 class LazyTable(Protocol):
@@ -168,7 +229,7 @@ class StateTable(Protocol):
         """True once the disk has failed it: it may take nothing any more, and must be restored into another table."""
 
     @property
-    def as_files(self) -> RocksDBStateTable | None:
+    def as_files(self) -> FileTable | None:
         """This table with what only a table in files can do; None for one in memory."""
 
     @property

@@ -23,7 +23,7 @@ from dstl.changelog.change_set import OP_CLEAR, OP_PUT
 from dstl.errors import Closed, CorruptData, DstlError, Invalid, Unavailable
 from handles.key_group import MAX_MAX_PARALLELISM, KeyGroup
 from materializer.local_disk import Access, access, link_or_copy
-from materializer.tables.base import PAGE_ROWS, Expired, KeyGroups, SnapshotFile, StateEntry, TableSize
+from materializer.tables.base import PAGE_ROWS, Expired, KeyGroups, SnapshotFile, StagedChanges, StateEntry, TableSize
 from materializer.tables.columns import ChangeRun, change_runs, key_group_runs
 from materializer.tables.rocksdb_engine import (
     RocksDBBatch,
@@ -93,16 +93,6 @@ class RocksDBStateTable:
 
         Files are not merged until :meth:`resume_compaction`: a base may have waited for that for long, and a restore
         has better use for the processor.
-
-        Args:
-            files: Directory that holds all of the snapshot's files; they stay where they are.
-            key_groups: Key groups to keep; the others are dropped.
-            known: Ids and checksums of the files, so that they are recognised in later snapshots.
-            row_bytes: Mean bytes of an entry.
-
-        Raises:
-            Invalid: The table is not empty.
-            CorruptData: The files are not a snapshot; the table is empty then.
         """
         self._check_open()
         if self._versions:
@@ -305,17 +295,10 @@ class RocksDBStateTable:
                 file.delete()
         self._touch(key_group)
 
-    def stage(self, changes: Sequence[pa.RecordBatch]) -> StagedFile | None:
-        """Write changes to a file, each call to another; from any thread, beside any other call.
+    def stage(self, changes: Sequence[pa.RecordBatch]) -> StagedChanges | None:
+        """Write changes to a file, each call to another; reads must look into it until it is merged.
 
-        The database itself is not touched, and need not be there yet. What is never applied goes with the table.
-
-        Returns:
-            None where only :meth:`apply` can do it: a clear cannot be staged.
-
-        Raises:
-            Invalid: As for :meth:`apply`.
-            Unavailable: The disk cannot be written.
+        The database itself is not touched, and need not be there yet. A clear cannot be staged.
         """
         made = write_changes(changes, self._directory / f"staged-{next(self._staged)}.sst", self._options)
         return StagedFile(self.take, *made) if made is not None else None

@@ -260,11 +260,11 @@ class StagedFile:
         self._take, self._file, self._key_groups = take, file, key_groups
 
     def apply(self) -> None:
-        """Merge the changes into the table, which takes no time; the file is used up. A call of the table."""
+        """Merge the changes into the table; the file is used up."""
         self._take(self._file, self._key_groups)
 
     def discard(self) -> None:
-        """Delete the file. Idempotent, from any thread."""
+        """Delete the file."""
         self._file.delete()
 
 

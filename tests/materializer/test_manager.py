@@ -250,7 +250,7 @@ async def test_a_restore_reads_the_parts_of_base_files_that_its_key_groups_are_a
         await world.start(2)
         newest = await world.batch_of(100)
         for _ in range(100):
-            if len({(handle.operator, handle.first_key_group) for handle in newest.materialized}) >= 4:
+            if len({(handle.operator, handle.parts[0][0]) for handle in newest.materialized}) >= 4:
                 break
             await world.materialized()
             newest = await world.batch_of(100)

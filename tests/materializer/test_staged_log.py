@@ -12,7 +12,7 @@ import pytest
 
 from dstl.errors import Invalid
 from materializer.restore.restore import LogSizes
-from materializer.tables import RocksDBOptions, RocksDBStateTable, StagedFile
+from materializer.tables import RocksDBOptions, RocksDBStateTable, StagedChanges
 from worlds.materialization import EAGER, World
 from worlds.table_changes import AWKWARD, Change, changes, clear, content, delete, put
 
@@ -93,7 +93,7 @@ class Counted:
         self.staged = self.refused = self.taken = 0
         stage, take = RocksDBStateTable.stage, RocksDBStateTable.take
 
-        def counting_stage(table: RocksDBStateTable, batches: Sequence[pa.RecordBatch]) -> StagedFile | None:
+        def counting_stage(table: RocksDBStateTable, batches: Sequence[pa.RecordBatch]) -> StagedChanges | None:
             made = stage(table, batches)
             self.staged += made is not None
             self.refused += made is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 _IN_A_ROW = 3
 """Late attempts in a row that are an accident: at a target of 4 %, three come 64 times in a million, four twice."""
@@ -164,6 +165,7 @@ class ThrottlePause:
         self.until = now + self._first * 2.0 ** (self.storm - 1)
 
 
+@dataclass(slots=True, eq=False)
 class Ticket:
     """One upload, as the policy sees it.
 
@@ -174,13 +176,10 @@ class Ticket:
         outlived: Whether its first attempt has outlived the delay.
     """
 
-    __slots__ = ("began", "done", "outlived", "size")
-
-    def __init__(self, began: float, size: int) -> None:
-        self.began = began
-        self.size = size
-        self.done = False
-        self.outlived = False
+    began: float
+    size: int
+    done: bool = False
+    outlived: bool = False
 
 
 class QueueDetector:
