@@ -11,7 +11,7 @@ from types import TracebackType
 from dstl.metrics import Recorder
 
 _log = logging.getLogger(__name__)
-_LINE_EVERY_S = 5.0
+_LINE_EVERY_S = 5.0  # often enough to see that it goes on, and 720 lines in an hour
 _WINDOW_S = 10.0  # long enough for an even rate, and short enough to show a store that turned slow
 
 

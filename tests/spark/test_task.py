@@ -189,7 +189,7 @@ async def test_a_reused_worker_calls_no_service_that_has_gone_and_keeps_no_descr
 
     def call(address, secret):
         connection = task._connection(address, secret)
-        return connection, connection.call(Echo(7)).n
+        return connection, connection.send(Echo(7)).result().n
 
     def descriptors():
         return len(os.listdir("/proc/self/fd"))
