@@ -70,6 +70,11 @@ def seed() -> int:
 
 
 @pytest.fixture
+def rng(seed: int) -> random.Random:
+    return random.Random(seed)
+
+
+@pytest.fixture
 def job(seed: int) -> Job:
     """A query's job, over a store in memory whose ``rules`` are its faults."""
     return Job(seed)

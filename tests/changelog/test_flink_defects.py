@@ -79,8 +79,7 @@ async def test_an_error_at_the_end_of_an_upload_is_not_a_success():
 async def test_flink_26396_a_last_attempt_without_an_answer_fails_the_persist_and_keeps_the_bytes():
     async with world(upload=UploadOptions(max_attempts=2, attempt_timeout_s=1, delete_grace_s=0)) as w:
         w.store.holding = True
-        writer = w.writer()
-        put(writer, b"x")
+        writer = w.wrote(b"x")
         with pytest.raises(Unavailable):
             await asyncio.wait_for(w.persist(writer), 60)
         w.store.holding = False
@@ -212,8 +211,7 @@ async def test_automq_3485_appends_that_wait_get_in_after_an_upload_failed():
     """Capacity that a failed upload never gives back is a deadlock."""
     async with world(byte_budget=100, preemptive_persist_threshold=50) as w:
         w.store.holding = True
-        writer = w.writer()
-        put(writer, b"x" * 94)
+        writer = w.wrote(b"x" * 94)
         task = asyncio.create_task(w.append(writer, 50))
         await turn(0.1)
         w.store.held[0].fail()
@@ -226,8 +224,7 @@ async def test_automq_3485_appends_that_wait_get_in_after_an_upload_failed():
 async def test_flink_26592_appending_from_an_uploads_completion_does_not_deadlock():
     async with world(byte_budget=100) as w:
         w.store.holding = True
-        writer = w.writer()
-        put(writer, b"x" * 94)
+        writer = w.wrote(b"x" * 94)
         future = w.persist(writer)
 
         async def append_on_completion() -> None:
@@ -262,8 +259,7 @@ async def test_flink_31139_a_persist_of_nothing_writes_no_object():
 @virtual
 async def test_flink_28440_truncation_waits_for_a_checkpoint_that_references_the_segment():
     async with world() as w:
-        writer = w.writer()
-        put(writer, b"x")
+        writer = w.wrote(b"x")
         segments = await w.persist(writer)
         put(writer, b"y")
         writer.truncate(writer.next_sequence_number())
@@ -297,8 +293,7 @@ async def test_flink_28440_a_segment_is_counted_by_change_sets_and_not_by_logs()
 @virtual
 async def test_flink_25492_25987_what_is_appended_at_the_materialization_boundary_is_kept():
     async with world() as w:
-        writer = w.writer()
-        put(writer, b"materialized")
+        writer = w.wrote(b"materialized")
         boundary = writer.next_sequence_number()
         put(writer, b"after it")
         writer.truncate(boundary)
@@ -308,8 +303,7 @@ async def test_flink_25492_25987_what_is_appended_at_the_materialization_boundar
 @virtual
 async def test_flink_25524_a_confirmed_segment_is_the_coordinators_whatever_happens_to_its_log():
     async with world() as w:
-        writer = w.writer()
-        put(writer, b"x")
+        writer = w.wrote(b"x")
         segments = await w.persist(writer)
         w.storage.confirm(result_of(writer, 0, 1))
         w.storage.reset(result_of(writer, 0, 1))
@@ -322,8 +316,7 @@ async def test_flink_25524_a_confirmed_segment_is_the_coordinators_whatever_happ
 @virtual
 async def test_flink_25261_truncated_changes_are_gone_from_memory_and_from_the_store():
     async with world() as w:
-        writer = w.writer()
-        put(writer, b"x")
+        writer = w.wrote(b"x")
         await w.persist(writer)
         w.storage.reset(result_of(writer, 0, 1))
         put(writer, b"y")
@@ -338,8 +331,7 @@ async def test_flink_25261_truncated_changes_are_gone_from_memory_and_from_the_s
 async def test_an_aborted_checkpoint_deletes_nothing_that_later_ones_reference():
     """``LocalChangelogRegistry`` deletes everything up to the aborted checkpoint."""
     async with world() as w:
-        writer = w.writer()
-        put(writer, b"x")
+        writer = w.wrote(b"x")
         first = await w.persist(writer)
         put(writer, b"y")
         second = await w.persist(writer)
@@ -353,8 +345,7 @@ async def test_an_aborted_checkpoint_deletes_nothing_that_later_ones_reference()
 @virtual
 async def test_flink_28602_25429_closing_twice_is_closing_once():
     async with world() as w:
-        writer = w.writer()
-        put(writer, b"x")
+        writer = w.wrote(b"x")
         writer.close()
         writer.truncate_and_close(0)
         await w.storage.close()
@@ -377,8 +368,7 @@ async def test_a_handle_grows_by_segments_and_not_by_change_sets():
 async def test_the_size_of_a_checkpoint_counts_all_its_segments():
     """The incremental size counts only the last upload that completed."""
     async with world(preemptive_persist_threshold=1000) as w:
-        writer = w.writer()
-        put(writer, b"x" * 1000)
+        writer = w.wrote(b"x" * 1000)
         await turn(1)
         put(writer, b"y" * 94)
         segments = await w.persist(writer)

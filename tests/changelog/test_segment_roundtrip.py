@@ -60,18 +60,16 @@ def test_sets_that_were_encoded_before_make_the_same_segment(number: int, early:
     assert encode(listed, encoded=encoded) == encode(listed)
 
 
-def test_what_was_encoded_before_is_not_encoded_again(seed: int) -> None:
-    rng = random.Random(seed)
+def test_what_was_encoded_before_is_not_encoded_again(rng: random.Random) -> None:
     one, other = (change_set(random_rows(rng, 20)) for _ in range(2))
     assert encode([("a", 3, one)], encoded={("a", 3): encode_blocks(3, other)}) == encode([("a", 3, other)])
 
 
 def test_large_sets_are_cut_and_joined_without_changing_what_is_read(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("_LARGE_BLOCK", 3000), ("_SMALL_BLOCK", 600), ("_SMALL_BATCH", 40)):
         monkeypatch.setattr(segment_encoder, name, value)
-    rng = random.Random(seed)
     sets = []
     for sqn in range(4):
         changes = ChangeSet()
@@ -104,10 +102,9 @@ def test_the_index_names_writer_metadata_and_numbers_and_tiles_the_segment() -> 
     assert blocks[0].first_key_group == META_KEY_GROUP
 
 
-def test_small_segments_stay_small(seed: int) -> None:
+def test_small_segments_stay_small(rng: random.Random) -> None:
     one = change_set([(3, 1, OP_PUT, b"k", b"", b"v")])
     assert len(encode_segment([("log-a", 0, one)], writer_id="w")) <= 150
-    rng = random.Random(seed)
     sets = []
     for log in range(16):
         rows = [(group, 0, OP_PUT, rng.randbytes(8), b"", rng.randbytes(16)) for group in range(128) for _ in range(5)]

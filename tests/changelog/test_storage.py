@@ -108,8 +108,7 @@ class TestInlining:
     @virtual
     async def test_a_caller_that_wants_an_object_gets_one_though_another_would_take_it_inline(self):
         async with world() as w:
-            writer = w.writer()
-            put(writer, b"x")
+            writer = w.wrote(b"x")
             (relaxed,), (strict,) = await asyncio.gather(w.persist(writer, allow_inline=True), w.persist(writer))
             assert isinstance(relaxed.location, InlineSegment)
             assert await w.store.names() == {strict.location.name}
@@ -131,8 +130,7 @@ class TestMemory:
     async def test_a_store_that_refuses_everything_is_not_hammered(self):
         async with world(byte_budget=100) as w:
             w.store.holding = True
-            writer = w.writer()
-            put(writer, b"x" * 90)
+            writer = w.wrote(b"x" * 90)
             waiting = asyncio.create_task(w.append(writer, 90))
             for _ in range(600):
                 await turn(0.1)
@@ -160,8 +158,7 @@ class TestClose:
     @virtual
     async def test_before_a_seal_has_taken_its_first_step_leaves_nothing(self):
         async with world() as w:
-            writer = w.writer()
-            put(writer, b"x")
+            writer = w.wrote(b"x")
             task = asyncio.create_task(w.storage.persist_all([(writer, 0)], allow_inline=False))
             await asyncio.sleep(0)
             await w.storage.close()
@@ -174,8 +171,7 @@ class TestClose:
     async def test_a_deletion_that_fails_is_left_to_the_cleaner(self):
         async with world() as w:
             w.store.delete_fails = True
-            writer = w.writer()
-            put(writer, b"x")
+            writer = w.wrote(b"x")
             await w.persist(writer)
             w.storage.reset(result_of(writer, 0, 1))
             writer.truncate_and_close(0)
@@ -250,8 +246,7 @@ async def test_the_preemptive_threshold_trades_objects_for_what_a_checkpoint_upl
 async def test_an_upload_becomes_critical_when_a_checkpoint_begins_to_wait_for_it():
     async with world(preemptive_persist_threshold=10) as w:
         w.store.holding = True
-        writer = w.writer()
-        put(writer, b"x" * 10)
+        writer = w.wrote(b"x" * 10)
         await turn()
         (upload,) = w.uploader._uploads
         assert not upload.critical
@@ -264,8 +259,7 @@ async def test_an_upload_becomes_critical_when_a_checkpoint_begins_to_wait_for_i
 @pytest.mark.parametrize("close", ["close", "truncate_and_close"])
 async def test_everything_but_closing_again_is_refused_after_close(close: str):
     async with world() as w:
-        writer = w.writer()
-        put(writer, b"x")
+        writer = w.wrote(b"x")
         writer.close() if close == "close" else writer.truncate_and_close(0)
         for call in (
             lambda: put(writer, b"late"),
@@ -285,8 +279,7 @@ async def test_everything_but_closing_again_is_refused_after_close(close: str):
 @virtual
 async def test_truncating_and_closing_from_what_is_not_appended_is_refused():
     async with world() as w:
-        writer = w.writer()
-        put(writer, b"x")
+        writer = w.wrote(b"x")
         with pytest.raises(Invalid, match="cannot truncate from 2"):
             writer.truncate_and_close(2)
         put(writer, b"still open")

@@ -81,8 +81,7 @@ class Timed(Driver):
             connection.close()
 
 
-async def test_watermarks_never_fall_over_batches_and_restarts(seed: int) -> None:
-    rng = random.Random(seed)
+async def test_watermarks_never_fall_over_batches_and_restarts(rng: random.Random) -> None:
     store = MemoryStore()
     operators = {"a": 2, "b": 1}
     latest, of_all, before = {"a": 0, "b": 0}, 0, 0

@@ -199,8 +199,7 @@ def lose_power(directory: Path, nth: int, seed: int, monkeypatch: pytest.MonkeyP
     return machine
 
 
-def test_the_power_goes_at_a_drawn_call(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = random.Random(seed)
+def test_the_power_goes_at_a_drawn_call(tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):
         nth, world = rng.randrange(1, 350), rng.randrange(1 << 20)
         print(f"the power goes at call {nth} of world {world}")

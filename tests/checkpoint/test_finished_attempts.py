@@ -139,8 +139,7 @@ def test_a_task_that_runs_several_partitions_is_as_many_attempts() -> None:
     assert len(done.winners()) == 3
 
 
-def test_retries_of_a_merged_task_are_no_copies_of_its_partitions(seed: int) -> None:
-    rng = random.Random(seed)
+def test_retries_of_a_merged_task_are_no_copies_of_its_partitions(rng: random.Random) -> None:
     done = FinishedAttempts(6)
     stage = Stage(done)
     for _ in range(3):

@@ -114,8 +114,7 @@ def test_what_has_registered_or_is_unknown_cannot_fail() -> None:
     assert plan.ask(A, 0.0, 1, {}) is not None
 
 
-def test_whatever_happens_there_are_never_more_than_wanted_and_at_last_enough(seed: int) -> None:
-    rng = random.Random(seed)
+def test_whatever_happens_there_are_never_more_than_wanted_and_at_last_enough(rng: random.Random) -> None:
     for _ in range(200):
         size, hosts = rng.randint(1, 6), [A, B, C][: rng.randint(1, 3)]
         plan, now = plan_for(rng.randint(1, 4)), 0.0

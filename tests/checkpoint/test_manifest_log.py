@@ -13,7 +13,7 @@ from dstl.store import MemoryStore, ObjectInfo, ObjectStore
 from dstl.store.instrumented import InstrumentedStore
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.virtual_time import LoopClock, run_in_virtual_time, seeded_runtime, virtual
-from worlds.manifest_samples import QUERY, checkpoint, commit, driver, kinds, names
+from worlds.manifest_samples import QUERY, begun, checkpoint, commit, driver, kinds, names
 
 
 @pytest.fixture
@@ -120,8 +120,7 @@ async def test_an_unknown_commit_result_is_not_retried_as_a_new_commit() -> None
     """FoundationDB's commit_unknown_result, Materialize#14101: one number, one record, whatever is repeated."""
     inner = MemoryStore(clock=LoopClock())
     store = faulty(inner, FaultRule(Fault.LATE_PUT, "put", nth=(2, 3), delay_s=600))
-    log = driver(store, 1)
-    await log.fence(QUERY)
+    log = await begun(store, 1)
     assert await commit(log, 0) == 2
     await asyncio.sleep(1000)
     assert await kinds(inner) == {1: "fence", 2: "checkpoint"}
@@ -190,8 +189,7 @@ async def test_a_commit_that_was_stored_and_cannot_be_read_back_is_unknown() -> 
 async def test_a_commit_that_a_deadline_cancels_is_unknown() -> None:
     inner = MemoryStore(clock=LoopClock())
     store = faulty(inner, FaultRule(Fault.STUCK, "put", nth=(2,), delay_s=5))
-    log = driver(store, 1)
-    await log.fence(QUERY)
+    log = await begun(store, 1)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(30):
             await commit(log, 0)
@@ -207,11 +205,8 @@ async def test_a_commit_that_a_deadline_cancels_is_unknown() -> None:
 async def test_1622_a_zombie_whose_number_was_created_and_cleaned_cannot_commit() -> None:
     """SlateDB#352, #1622: put-if-absent forgets a name once it is deleted; fences and markers are not deleted."""
     store = MemoryStore(clock=LoopClock())
-    zombie = driver(store, 1)
-    await zombie.fence(QUERY)
-    await commit(zombie, 0)
-    newer = driver(store, 2)
-    await newer.fence(QUERY)
+    zombie = await begun(store, 1, 1)
+    newer = await begun(store, 2)
     for batch in range(1, 30):
         await commit(newer, batch, oldest=max(0, newer.next_sequence - 2))
     scan = await newer.scan()
@@ -227,14 +222,12 @@ async def test_1622_a_repeated_request_cannot_bring_a_cleaned_checkpoint_back_to
     """The zombie's own record was committed, subsumed and cleaned while it waited to repeat the request."""
     inner = MemoryStore(clock=LoopClock())
     store = faulty(inner, FaultRule(Fault.LOST_RESPONSE, "put", nth=(2,)))
-    zombie = driver(store, 1)
-    await zombie.fence(QUERY)
+    zombie = await begun(store, 1)
     paused = asyncio.ensure_future(commit(zombie, 0))
     for _ in range(4):
         await asyncio.sleep(0)
     assert await names(inner) == [manifest_name(2), manifest_name(1)]
-    newer = driver(inner, 2)
-    await newer.fence(QUERY)
+    newer = await begun(inner, 2)
     for batch in range(1, 6):
         await commit(newer, batch, oldest=max(0, newer.next_sequence - 2))
     await inner.delete([manifest_name(2)])
@@ -248,9 +241,7 @@ async def test_1622_a_repeated_request_cannot_bring_a_cleaned_checkpoint_back_to
 async def test_1682_a_fence_behind_the_cleanup_boundary_does_not_count() -> None:
     """SlateDB#1682: a slow starter wins a number that is free only because its checkpoint was cleaned away."""
     store = MemoryStore(clock=LoopClock())
-    old = driver(store, 1)
-    await old.fence(QUERY)
-    await commit(old, 0)
+    old = await begun(store, 1, 1)
     slow = driver(FaultyStore(store, clock=LoopClock(), latency=lambda v, s, r: 10.0 if v == "put" else 0.0), 2)
     starting = asyncio.ensure_future(slow.fence(QUERY))
     await asyncio.sleep(1)
@@ -298,8 +289,7 @@ async def test_an_answer_that_comes_after_the_next_runs_fence_is_not_taken_for_i
             return info
 
     store = SlowAnswers(MemoryStore(clock=LoopClock()), clock=LoopClock())
-    log = driver(store, 1)
-    await log.fence(QUERY)
+    log = await begun(store, 1)
     store.slow = True
     late = asyncio.ensure_future(commit(log, 0))
     await asyncio.sleep(1)
@@ -315,9 +305,7 @@ async def test_an_answer_that_comes_after_the_next_runs_fence_is_not_taken_for_i
 @virtual
 async def test_a_stale_list_does_not_hide_the_newest_checkpoints() -> None:
     inner = MemoryStore(clock=LoopClock())
-    old = driver(inner, 1)
-    await old.fence(QUERY)
-    await commit(old, 0)
+    old = await begun(inner, 1, 1)
     await asyncio.sleep(100)
     store = faulty(inner, FaultRule(Fault.STALE_LIST, "list", nth=tuple(range(1, 9)), delay_s=50))
     writer = driver(store, 2)
@@ -334,9 +322,7 @@ async def test_a_stale_list_does_not_hide_the_newest_checkpoints() -> None:
 async def test_a_stale_list_that_shows_nothing_does_not_hide_the_record_at_the_boundary() -> None:
     await asyncio.sleep(100)
     store = faulty(MemoryStore(clock=LoopClock()), FaultRule(Fault.STALE_LIST, "list", nth=(4,), delay_s=50))
-    log = driver(store, 1)
-    await log.fence(QUERY)
-    await commit(log, 0)
+    log = await begun(store, 1, 1)
     await commit(log, 1, oldest=2)
     reader = driver(store, 2)
     assert [c.checkpoint_id for c in await reader.checkpoints()] == [2, 3]
@@ -349,9 +335,7 @@ async def test_a_stale_list_that_shows_nothing_does_not_hide_the_record_at_the_b
 async def test_recovery_under_503_for_30_seconds(fault: Fault) -> None:
     """AutoMQ#3177, #3601: every request is refused for half a minute, the LIST among them."""
     inner = MemoryStore(clock=LoopClock())
-    before = driver(inner, 1)
-    await before.fence(QUERY)
-    await commit(before, 0)
+    await begun(inner, 1, 1)
     store = faulty(inner, *(FaultRule(fault, verb, chance=1.0) for verb in ("put", "get", "head", "list")))
     asyncio.get_running_loop().call_later(30, store.rules.clear)
     log = ManifestLog(store, seeded_runtime(5))
@@ -368,9 +352,7 @@ async def test_recovery_under_503_for_30_seconds(fault: Fault) -> None:
 async def test_a_start_is_told_within_a_minute_that_the_store_is_away_whatever_it_still_answers(verb: str) -> None:
     """The newest record is read within its list: attempts at both must not multiply to a quarter of an hour."""
     inner = MemoryStore(clock=LoopClock())
-    before = driver(inner, 1)
-    await before.fence(QUERY)
-    await commit(before, 0)
+    await begun(inner, 1, 1)
     store = faulty(inner, FaultRule(Fault.UNAVAILABLE, verb, chance=1.0))
     async with asyncio.timeout(60):
         with pytest.raises(Unavailable):
@@ -381,8 +363,7 @@ async def test_a_start_is_told_within_a_minute_that_the_store_is_away_whatever_i
 async def test_a_store_that_stays_away_is_reported_and_nothing_is_unknown() -> None:
     """It was never reached. Where it answered 503, something was: then a marker must be won first."""
     store = faulty(MemoryStore(clock=LoopClock()))
-    log = driver(store, 1)
-    await log.fence(QUERY)
+    log = await begun(store, 1)
     store.rules[:] = [FaultRule(Fault.UNAVAILABLE, "put", chance=1.0)]
     with pytest.raises(Unavailable, match=r"did not take record 2 in \d+ attempts: .*unavailable \(injected\)"):
         await commit(log, 0)
@@ -415,8 +396,7 @@ async def test_a_commit_that_was_stored_and_answered_503_is_no_other_drivers(ref
 @pytest.mark.parametrize("differs", [False, True])
 async def test_a_record_of_our_own_earlier_try_is_not_another_drivers(store: MemoryStore, differs: bool) -> None:
     """Whatever the store said of that try: an epoch is one driver's."""
-    log = driver(store, 1)
-    await log.fence(QUERY)
+    log = await begun(store, 1)
     earlier = driver(store, 2)
     earlier.epoch, earlier.next_sequence = log.epoch, log.next_sequence
     await commit(earlier, 0, objects=("a/b",) if differs else ())
@@ -432,10 +412,7 @@ async def test_a_record_of_our_own_earlier_try_is_not_another_drivers(store: Mem
 
 
 async def test_swapped_manifests_are_noticed(store: MemoryStore) -> None:
-    log = driver(store, 1)
-    await log.fence(QUERY)
-    await commit(log, 0)
-    await commit(log, 1)
+    log = await begun(store, 1, 2)
     first, second = await store.get(manifest_name(2)), await store.get(manifest_name(3))
     await store.put(manifest_name(2), second)
     await store.put(manifest_name(3), first)
@@ -444,9 +421,7 @@ async def test_swapped_manifests_are_noticed(store: MemoryStore) -> None:
 
 
 async def test_a_manifest_of_another_location_is_noticed(store: MemoryStore) -> None:
-    log = driver(store, 1)
-    await log.fence(QUERY)
-    await commit(log, 0)
+    log = await begun(store, 1, 1)
     other = MemoryStore()
     stranger = driver(other, 2)
     await stranger.fence("another-query")
@@ -458,14 +433,12 @@ async def test_a_manifest_of_another_location_is_noticed(store: MemoryStore) -> 
 
 
 async def test_what_is_below_the_boundary_is_not_read_however_damaged(store: MemoryStore) -> None:
-    log = driver(store, 1)
-    await log.fence(QUERY)
+    log = await begun(store, 1)
     for batch in range(5):
         await commit(log, batch, oldest=max(0, log.next_sequence - 1))
     await store.put(manifest_name(2), b"rubbish")
     assert [c.checkpoint_id for c in await driver(store, 2).checkpoints()] == [5, 6]
-    successor = driver(store, 3)
-    await successor.fence(QUERY)
+    successor = await begun(store, 3)
     assert (await successor.scan()).boundary == 5
     assert (await successor.read(successor.epoch)).oldest == 5, "the fence carries the boundary on"
 
@@ -507,9 +480,7 @@ def test_every_read_that_fails_once_is_repeated() -> None:
 
     async def run(verb: str, number: int) -> bool:
         inner = MemoryStore(clock=LoopClock())
-        before = driver(inner, 1)
-        await before.fence(QUERY)
-        await commit(before, 0)
+        await begun(inner, 1, 1)
         store = faulty(inner, FaultRule(Fault.RESET, verb, nth=(number,)))
         log = driver(store, 2)
         try:
@@ -534,8 +505,7 @@ async def test_a_start_does_not_ask_for_more_the_longer_the_query_has_run() -> N
 
     async def asked(batches: int) -> tuple[int, int]:
         inner = MemoryStore(clock=LoopClock())
-        before = driver(inner, 1)
-        await before.fence(QUERY)
+        before = await begun(inner, 1)
         for batch in range(batches):
             await commit(before, batch, oldest=max(0, before.next_sequence - 2))
         store = Counted(inner)

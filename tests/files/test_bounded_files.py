@@ -25,7 +25,7 @@ from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager.config import TaskManagerConfig
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
-from worlds.files import ROOT, Jvm, Stores, application, kept, until
+from worlds.files import ROOT, Jvm, Stores, application, driven, kept, until
 
 HOST = "127.0.0.2"
 LITTLE = {"batching.byte_budget": str(1 << 20), "batching.preemptive_persist_threshold": str(256 << 10)}
@@ -72,8 +72,7 @@ async def test_a_batch_larger_than_the_byte_budget_waits_for_its_commit_in_the_s
         # Its own run reads them before the commit.
         assert await task.read(sst(0)) == content[0]
         await driver.commit(0)
-    async with application(stores) as app:
-        driver = await app.driver("next")
+    async with driven(stores) as driver:
         for number, each in enumerate(content):
             assert await driver.read(sst(number)) == each
 
@@ -110,8 +109,7 @@ async def test_a_file_for_which_a_store_makes_no_room_is_refused_in_time_and_tak
 ) -> None:
     monkeypatch.setattr(file_log, "_ROOM_S", 0.3)
     stuck = type("_Stuck", (Stuck,), {"gate": asyncio.Event()})
-    async with application(stores, stuck, **LITTLE) as app:
-        driver = await app.driver("run")
+    async with driven(stores, "run", stuck, **LITTLE) as driver:
         await driver.offsets(0)
         with pytest.raises(Unavailable, match=r"no room for state/0/\d/SSTs/.*byte_budget"):
             await put_many(driver, 4)
@@ -259,8 +257,7 @@ async def test_large_files_of_all_tasks_of_a_host_are_written_side_by_side(store
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     async with application(stores) as app:
-        driver, task = await app.driver("run"), await app.executor(HOST, "run")
-        await driver.offsets(0)
+        driver, task = await app.begun(HOST)
         before = resident()
         for _ in range(parts):
             for number in range(tasks):
@@ -274,8 +271,7 @@ async def test_large_files_of_all_tasks_of_a_host_are_written_side_by_side(store
 
 
 async def test_a_disk_without_room_for_a_large_file_is_named(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with application(stores) as app:
-        task = await app.driver("run")
+    async with driven(stores, "run") as task:
         monkeypatch.setattr("tempfile.tempdir", "/proc/no-such-directory")
         with pytest.raises(Unavailable, match=r"/proc/no-such-directory.*TMPDIR"):
             await task.stage("token", b"part")

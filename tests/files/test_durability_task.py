@@ -7,7 +7,7 @@ import pytest
 from dstl.errors import AccessDenied, Fenced
 from dstl.store.base import ObjectInfo
 from tests.simulation.faulty_store import FaultyStore
-from worlds.files import BIG, Stores, application, changelog, noise
+from worlds.files import BIG, Stores, application, changelog, driven, noise
 
 HOST = "127.0.0.2"
 
@@ -15,8 +15,7 @@ HOST = "127.0.0.2"
 @pytest.mark.parametrize("commit", ["now", "with-next"])
 async def test_a_host_that_is_lost_before_the_commit_loses_nothing(commit: str, stores: Stores) -> None:
     async with application(stores, durability="task", commit=commit) as app:
-        driver, far = await app.driver("run"), await app.executor(HOST, "run")
-        await driver.offsets(0)
+        driver, far = await app.begun(HOST)
         await far.put(changelog(0, 1), b"of the first host", attempt=1)
         await far.put("state/0/0/SSTs/1-aa.sst", noise(BIG), attempt=1)
         await app.end_host(HOST)
@@ -28,8 +27,7 @@ async def test_a_host_that_is_lost_before_the_commit_loses_nothing(commit: str, 
         for partition in range(3):
             await again.put(changelog(partition, 2), b"on", attempt=4)
         await driver.commit(1)
-    async with application(stores) as app:
-        driver = await app.driver("next")
+    async with driven(stores) as driver:
         assert await driver.names("commits") == ["0", "1"]
         assert [await driver.read(changelog(p, 1)) for p in range(3)] == [
             b"of the first host",
@@ -76,8 +74,7 @@ class _Refusing(FaultyStore):
 
 async def test_a_task_whose_file_is_not_stored_fails_and_may_try_again(stores: Stores) -> None:
     async with application(stores, _Refusing, durability="task") as app:
-        driver, far = await app.driver("run"), await app.executor(HOST, "run")
-        await driver.offsets(0)
+        driver, far = await app.begun(HOST)
         with pytest.raises(AccessDenied, match="today"):
             await far.put(changelog(0, 1), b"first", attempt=1)
         await far.put(changelog(0, 1), b"second", attempt=2)

@@ -15,7 +15,7 @@ from dstl.runtime import system_runtime
 from dstl.store.memory import MemoryStore
 from handles.file_record import FileEntry
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
-from worlds.files import BIG, FencesBehind, LaterClock, RefusesThird, Stores, application, changelog, noise
+from worlds.files import BIG, FencesBehind, LaterClock, RefusesThird, Stores, application, changelog, driven, noise
 from worlds.manifest_samples import QUERY, commit
 
 LOCATION = "/jobs/query/_dstl"
@@ -23,8 +23,7 @@ HOST = "127.0.0.2"
 
 
 async def test_names_are_taken_once_and_deletions_ride_with_the_next_record(stores: Stores) -> None:
-    async with application(stores) as app:
-        driver = await app.driver("run")
+    async with driven(stores, "run") as driver:
         await driver.put("metadata", b"{}", overwrite=False)
         with pytest.raises(ObjectExists):
             await driver.put("metadata", b"{}", overwrite=False)
@@ -35,8 +34,7 @@ async def test_names_are_taken_once_and_deletions_ride_with_the_next_record(stor
         await driver.delete("state/0/0")
         assert await driver.names("offsets") == await driver.names("state") == []
         await driver.offsets(1)
-    async with application(stores) as app:
-        driver = await app.driver("next")
+    async with driven(stores) as driver:
         assert await driver.names("offsets") == ["1"]
         assert await driver.size("metadata") == 2
 
@@ -71,8 +69,7 @@ async def test_a_record_that_a_fenced_driver_has_written_without_hearing_of_it_k
             await jvm.put(changelog(partition, 2), noise(BIG, partition))
         with pytest.raises(Fenced):
             await driver.commit(1)
-    async with application(stores) as app:
-        driver = await app.driver("next")
+    async with driven(stores) as driver:
         assert await driver.names("commits") == ["0", "1"]
         for partition in (0, 1):
             assert await driver.read(changelog(partition, 2)) == noise(BIG, partition)
@@ -109,8 +106,7 @@ async def test_hosts_take_part_in_a_commit_with_one_put_each_at_most(stores: Sto
 
 
 async def test_a_record_that_is_refused_leaves_nothing_and_a_lost_answer_is_looked_up(stores: Stores) -> None:
-    async with application(stores, RefusesThird) as app:
-        driver = await app.driver("run")
+    async with driven(stores, "run", RefusesThird) as driver:
         await driver.offsets(0)
         await driver.put(changelog(0, 1), b"a")
         with pytest.raises(AccessDenied, match="today"):
@@ -129,8 +125,7 @@ async def test_a_record_that_is_refused_leaves_nothing_and_a_lost_answer_is_look
 
 
 async def test_objects_and_records_that_nobody_needs_go(stores: Stores) -> None:
-    async with application(stores) as app:
-        driver = await app.driver("run")
+    async with driven(stores, "run") as driver:
         await driver.put("metadata", b"{}")
         for batch in range(120):
             await driver.batch(batch, {changelog(0, batch + 1): noise(BIG, batch) if batch < 3 else b"small"})
@@ -192,8 +187,7 @@ async def test_what_a_crashed_driver_had_stored_goes_after_the_grace(stores: Sto
     assert await segments() == needed | orphans
     assert await cleaned(0) == set(), "whose driver it was may be at work still"
     clock.ahead_s = 3600.0
-    async with application(stores) as app:
-        driver = await app.driver("next")
+    async with driven(stores) as driver:
         await driver.put("state/0/0/2.zip", noise(BIG, 3))
         await stored(3)
         assert await cleaned(7200) == set()
@@ -206,8 +200,7 @@ async def test_what_a_crashed_driver_had_stored_goes_after_the_grace(stores: Sto
 
 
 async def test_bad_input_is_refused_with_one_clear_error_and_nothing_written(stores: Stores) -> None:
-    async with application(stores) as app:
-        driver = await app.driver("run")
+    async with driven(stores, "run") as driver:
         with pytest.raises(ObjectNotFound, match="nothing else"):
             await driver.put("_spark_metadata/0")
         assert stores == {}
@@ -239,8 +232,7 @@ async def test_a_batch_touches_its_own_files_and_not_the_whole_index(
     monkeypatch.setattr(FileIndex, "__iter__", iterated)
     monkeypatch.setattr(FileTree, "add", added)
     partitions, versions = 20, 52
-    async with application(stores) as app:
-        driver = await app.driver("run")
+    async with driven(stores, "run") as driver:
         for batch in range(versions):
             if batch == versions - 2:
                 walked[0] = touched[0] = 0

@@ -197,8 +197,7 @@ def test_the_memory_of_directories_grows_as_their_paths_do() -> None:
     assert tree.names("") == ()
 
 
-def test_the_tree_of_directories_is_that_of_the_paths(seed: int) -> None:
-    rng = random.Random(seed)
+def test_the_tree_of_directories_is_that_of_the_paths(rng: random.Random) -> None:
     tree, held = FileTree(), set[str]()
     for _ in range(300):
         path = "/".join(rng.choice("abc") for _ in range(rng.randrange(1, 4)))

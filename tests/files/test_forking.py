@@ -9,7 +9,7 @@ from dstl.files.forking import Fork, fork, release
 from dstl.runtime import system_runtime
 from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
-from worlds.files import BIG, ROOT, Stores, application, kept, noise
+from worlds.files import BIG, ROOT, Stores, application, driven, kept, noise
 
 FORK, SECOND = "dstl:///jobs/fork", "dstl:///jobs/second"
 OLD, NEW = "/jobs/query/_dstl", "/jobs/fork/_dstl"
@@ -101,8 +101,7 @@ async def test_a_fork_of_a_fork_is_held_by_the_objects_owner(stores: Stores) -> 
 async def test_a_running_query_is_fenced_and_a_target_in_use_is_refused(stores: Stores) -> None:
     with pytest.raises(MissingState, match="no query"):
         await make(stores)
-    async with application(stores) as app:
-        driver = await app.driver("run")
+    async with driven(stores, "run") as driver:
         await driver.batch(0, {})
         await make(stores)
         with pytest.raises(Fenced):

@@ -7,7 +7,7 @@ import pytest
 
 from dstl.store.base import ObjectInfo
 from tests.simulation.faulty_store import FaultyStore
-from worlds.files import BIG, Stores, application, changelog, noise, until
+from worlds.files import BIG, Stores, application, changelog, driven, noise, until
 
 HOST = "127.0.0.2"
 ZIP, SST = "state/0/0/1.zip", "state/0/0/SSTs/1-aa.sst"
@@ -62,8 +62,7 @@ async def test_a_large_snapshot_rides_later_and_behind_its_files(host: str, stor
                 break
             await asyncio.sleep(0.05)
         assert batch < 59
-    async with application(stores) as app:
-        driver = await app.driver("next")
+    async with driven(stores) as driver:
         later = [f"{version}.changelog" for version in range(2, batch + 2)]
         assert await driver.names("state/0/0") == sorted(["1.zip", "SSTs", *later])
         assert await driver.read(SST) == noise(BIG)
@@ -94,8 +93,7 @@ async def test_what_is_deleted_after_it_was_stored_and_before_its_record_is_in_n
 
 async def test_a_snapshot_that_is_a_versions_only_copy_is_waited_for(stores: Stores, gated: type[Gated]) -> None:
     async with application(stores, gated) as app:
-        driver, far = await app.driver("run"), await app.executor(HOST, "run")
-        await driver.offsets(0)
+        driver, far = await app.begun(HOST)
         await far.put(SST, noise(BIG))
         await far.put(ZIP, b"names the file")
         commit = asyncio.ensure_future(driver.commit(0))
@@ -116,8 +114,7 @@ async def test_a_host_that_is_lost_with_snapshots_fails_the_next_commit_for_spar
     stores: Stores, gated: type[Gated]
 ) -> None:
     async with application(stores, gated) as app:
-        driver, far = await app.driver("run"), await app.executor(HOST, "run")
-        await driver.offsets(0)
+        driver, far = await app.begun(HOST)
         await far.put(changelog(0, 1), b"changes")
         await far.put(SST, noise(BIG))
         await driver.commit(0)

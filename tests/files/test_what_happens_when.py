@@ -9,7 +9,7 @@ from dstl.files import barriers
 from dstl.store.base import ObjectInfo
 from dstl.store.memory import MemoryStore
 from tests.simulation.faulty_store import FaultyStore
-from worlds.files import BIG, Application, Stores, application, changelog, noise
+from worlds.files import BIG, Application, Stores, application, changelog, driven, noise
 
 HOST, OTHER = "127.0.0.2", "127.0.0.3"
 
@@ -38,8 +38,7 @@ async def test_a_zombie_behind_the_commit_changes_nothing_wherever_it_runs(
     # A commit with the next offsets must not have a record of its own before.
     monkeypatch.setattr(barriers, "LINGER_S", 60.0)
     async with application(stores, commit=commit) as app:
-        driver, far = await app.driver("run"), await app.executor(HOST, "run")
-        await driver.offsets(0)
+        driver, far = await app.begun(HOST)
         await far.put(changelog(0, 1), b"kept", attempt=1)
         await driver.put(changelog(1, 1), b"kept", attempt=1)
         await driver.commit(0)
@@ -47,8 +46,7 @@ async def test_a_zombie_behind_the_commit_changes_nothing_wherever_it_runs(
             for partition in (0, 1):
                 await zombie.put(changelog(partition, 1), b"zombie", attempt=99)
         await driver.batch(1, {changelog(0, 2): b"on", changelog(1, 2): b"on"})
-    async with application(stores) as app:
-        driver = await app.driver("next")
+    async with driven(stores) as driver:
         assert [await driver.read(changelog(each, 1)) for each in (0, 1)] == [b"kept", b"kept"]
 
 
@@ -68,8 +66,7 @@ async def test_a_zombie_of_an_earlier_run_is_refused_on_every_host(stores: Store
 
 async def test_an_executors_death_behind_its_task_loses_nothing(stores: Stores) -> None:
     async with application(stores) as app:
-        driver, task = await app.driver("run"), await app.executor(HOST, "run")
-        await driver.offsets(0)
+        driver, task = await app.begun(HOST)
         await task.put(changelog(0, 1), b"kept", attempt=1)
         task.close()
         await driver.commit(0)
@@ -80,8 +77,7 @@ async def test_an_executors_death_behind_its_task_loses_nothing(stores: Stores) 
 
 async def test_an_executors_death_in_the_middle_of_a_file_leaves_nothing_of_it(stores: Stores) -> None:
     async with application(stores) as app:
-        driver, task = await app.driver("run"), await app.executor(HOST, "run")
-        await driver.offsets(0)
+        driver, task = await app.begun(HOST)
         await task.stage("a-token", b"half of it")
         task.close()
         again = await app.executor(HOST, "run")
@@ -93,8 +89,7 @@ async def test_an_executors_death_in_the_middle_of_a_file_leaves_nothing_of_it(s
 
 async def test_a_large_file_whose_service_dies_in_the_middle_is_never_cut_short(stores: Stores) -> None:
     async with application(stores) as app:
-        driver, task = await app.driver("run"), await app.executor(HOST, "run")
-        await driver.offsets(0)
+        driver, task = await app.begun(HOST)
         await task.stage("a-token", b"first half, ")
         await app.end_host(HOST)
         again = await app.executor(HOST, "run")
@@ -139,8 +134,7 @@ async def test_a_host_that_is_asked_to_end_hands_its_files_over(commit: str, sto
         await again.put(changelog(2, 1), b"again", attempt=4)
         await driver.commit(0)
         await driver.batch(1, {changelog(partition, 2): b"on" for partition in range(3)})
-    async with application(stores) as app:
-        driver = await app.driver("next")
+    async with driven(stores) as driver:
         assert await driver.names("commits") == ["0", "1"]
         assert [await driver.read(changelog(p, 1)) for p in range(3)] == [b"small", b"stays", b"again"]
         assert await driver.read("state/0/0/SSTs/1-aa.sst") == noise(BIG)
@@ -155,8 +149,7 @@ async def test_a_host_that_is_asked_to_end_and_fails_to_store_costs_one_batch(st
             return await super().put(name, data, if_absent=if_absent)
 
     async with application(stores, Refusing) as app:
-        driver, far = await app.driver("run"), await app.executor(HOST, "run")
-        await driver.offsets(0)
+        driver, far = await app.begun(HOST)
         await far.put(changelog(0, 1), b"lost", attempt=1)
         await app.dismiss_host(HOST)
         with pytest.raises(TaskManagerLost):
@@ -183,8 +176,7 @@ async def test_files_of_no_run_wait_for_the_next_record_where_one_was_given_up(s
         assert await again.read("state/0/0/1.zip") == b"of no run"
         await far.put("state/0/0/2.zip", b"later")
         await again.batch(1, {changelog(1, 2): b"on"})
-    async with application(stores) as app:
-        driver = await app.driver("last")
+    async with driven(stores, "last") as driver:
         assert await driver.names("commits") == ["0", "1"]
         assert await driver.read("state/0/0/1.zip") == b"of no run"
         assert await driver.read("state/0/0/2.zip") == b"later"
@@ -242,8 +234,7 @@ async def test_files_of_no_run_are_stored_anew_for_the_next_run_because_a_cleane
             last += 1
             await again.batch(last, {})
             assert last < 1000, "nothing is stored anew"
-    async with application(stores) as app:
-        driver = await app.driver("last")
+    async with driven(stores, "last") as driver:
         assert await driver.names("commits") == sorted(map(str, range(last + 1)))
         assert await driver.read("state/0/0/SSTs/1-aa.sst") == noise(BIG)
 
@@ -252,8 +243,7 @@ async def test_a_host_that_dies_behind_its_commit_costs_nothing_and_one_before_i
     stores: Stores,
 ) -> None:
     async with application(stores) as app:
-        driver, far = await app.driver("run"), await app.executor(HOST, "run")
-        await driver.offsets(0)
+        driver, far = await app.begun(HOST)
         await far.put(changelog(0, 1), b"0")
         await driver.commit(0)
         await app.end_host(HOST)
@@ -281,8 +271,7 @@ async def test_a_coordinators_death_loses_the_batch_that_runs_and_nothing_before
     await driver.batch(0, {changelog(0, 1): b"0"})
     await driver.offsets(1)
     await driver.put(changelog(0, 2), b"lost")
-    async with application(stores) as survivor:
-        again = await survivor.driver("next")
+    async with driven(stores) as again:
         assert (await again.names("offsets"), await again.names("commits")) == (["0", "1"], ["0"])
         await again.put(changelog(0, 2), b"1")
         await again.commit(1)
@@ -302,8 +291,7 @@ async def test_purge_tombstones_that_are_lost_are_asked_for_again(stores: Stores
         await far.delete(changelog(0, 1))
         assert await driver.names("offsets") == ["1", "2"]
         assert await far.names("state/0/0") == ["2.changelog", "3.changelog"]
-        async with application(stores) as app:
-            again = await app.driver("next")
+        async with driven(stores) as again:
             assert await again.names("offsets") == ["0", "1", "2"], "they were in no record"
             assert await again.read(changelog(0, 1)) == b"0", "and what they name is still whole"
             await again.delete("offsets/0")
@@ -368,8 +356,7 @@ async def test_a_plain_directory_that_was_rolled_back_by_hand_comes_without_the_
     plain = stores["/jobs/query"] = MemoryStore()
     for path in ("metadata", "offsets/0", "offsets/1", "commits/0", "state/0/0/1.delta", "state/0/0/2.snapshot"):
         await plain.put(path, b"{}")
-    async with application(stores) as app:
-        driver = await app.driver("run")
+    async with driven(stores, "run") as driver:
         assert await driver.names("state/0/0") == ["1.delta"]
         await driver.put("state/0/0/2.delta", b"new")
         await driver.commit(1)
@@ -392,8 +379,7 @@ async def test_a_job_whose_barriers_have_no_run_commits_what_its_tasks_have_put(
     if in_another_application:
         async with application(stores) as app:
             await repartition(app, host)
-    async with application(stores) as app:
-        driver = await app.driver("next")
+    async with driven(stores) as driver:
         assert await driver.names("commits") == ["0", "1"]
         assert await driver.read("state/0/_metadata/v2/1") == b"of no run"
         assert [await driver.read(f"state/0/{partition}/2.zip") for partition in range(4)] == [b"again"] * 4
@@ -461,8 +447,7 @@ async def test_barriers_of_a_thread_without_a_run_drop_nobody_s_files(stores: St
             await writer.commit(batch)
         await query.delete("offsets/0")
         await writer.offsets(3)
-    async with application(stores) as app:
-        driver = await app.driver("next")
+    async with driven(stores) as driver:
         assert await driver.names("sources/0") == ["0", "1", "2"]
         assert await driver.names("offsets") == ["1", "2", "3"]
 
@@ -472,15 +457,13 @@ async def test_a_committed_file_whose_object_is_lost_is_not_taken_for_one_that_w
 ) -> None:
     """Spark goes on without a file that is not there: without a batch's offsets, it would plan the batch again."""
     path = "offsets/0"
-    async with application(stores) as app:
-        driver = await app.driver("run")
+    async with driven(stores, "run") as driver:
         await driver.put(path, noise(BIG))
         await driver.commit(0)
     [store] = (store for location, store in stores.items() if location.endswith("_dstl"))
     [lost] = [info.name async for info in store.list() if info.name.endswith(".seg")]
     await store.delete([lost])
-    async with application(stores) as app:
-        driver = await app.driver("next")
+    async with driven(stores) as driver:
         with pytest.raises(MissingState, match=f"{path} is lost, for its object {lost}.*dstl files rollback") as raised:
             await driver.read(path)
         assert type(raised.value) is MissingState

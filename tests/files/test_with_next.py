@@ -9,7 +9,7 @@ from dstl.errors import AccessDenied, TaskManagerLost
 from dstl.files import barriers
 from dstl.store.base import ObjectInfo
 from tests.simulation.faulty_store import FaultyStore
-from worlds.files import RefusesThird, Stores, application, changelog
+from worlds.files import RefusesThird, Stores, application, changelog, driven
 
 HOST = "127.0.0.2"
 LONGER = 0.2
@@ -25,8 +25,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("patient")
 async def test_a_commit_rides_with_the_next_offsets_and_is_seen_by_its_run_at_once(stores: Stores) -> None:
     async with application(stores, commit="with-next") as app:
-        driver, far = await app.driver("run"), await app.executor(HOST, "run")
-        await driver.offsets(0)
+        driver, far = await app.begun(HOST)
         before = app.puts
         for batch in range(5):
             await driver.put(changelog(0, batch + 1), b"near", attempt=batch)
@@ -36,8 +35,7 @@ async def test_a_commit_rides_with_the_next_offsets_and_is_seen_by_its_run_at_on
             await driver.offsets(batch + 1)
         assert app.puts - before == 5, "one record a batch"
         assert await driver.read(changelog(1, 5)) == b"far"
-    async with application(stores) as app:
-        driver = await app.driver("next")
+    async with driven(stores) as driver:
         assert await driver.names("commits") == ["0", "1", "2", "3", "4"]
         assert await driver.read(changelog(0, 5)) == b"near"
 
@@ -45,8 +43,7 @@ async def test_a_commit_rides_with_the_next_offsets_and_is_seen_by_its_run_at_on
 @pytest.mark.usefixtures("patient")
 async def test_where_a_batch_has_begun_a_task_reads_the_attempt_that_its_commit_takes(stores: Stores) -> None:
     async with application(stores, commit="with-next") as app:
-        driver, far = await app.driver("run"), await app.executor(HOST, "run")
-        await driver.offsets(0)
+        driver, far = await app.begun(HOST)
         # A task has ended and runs again on the other host: its later attempt is what the record will hold.
         await far.put(changelog(0, 1), b"the first attempt's, which is longer", attempt=3)
         await driver.put(changelog(0, 1), b"the one that counts", attempt=4)
@@ -83,8 +80,7 @@ async def test_a_commit_that_was_told_and_is_lost_ends_its_run(stores: Stores, m
 @pytest.mark.usefixtures("patient")
 async def test_a_host_that_is_lost_with_a_told_commit_ends_its_run(stores: Stores) -> None:
     async with application(stores, commit="with-next") as app:
-        driver, far = await app.driver("run"), await app.executor(HOST, "run")
-        await driver.offsets(0)
+        driver, far = await app.begun(HOST)
         await far.put(changelog(0, 1), b"lost")
         await app.end_host(HOST)
         # The coordinator may notice it only when it asks.
@@ -139,16 +135,14 @@ async def test_where_sources_keep_their_rows_the_tasks_of_a_batch_wait_for_its_o
         await driver.commit(1)
         # While the host is there: another run's look makes the commit durable.
         assert await (await app.driver("next")).names("commits") == ["0", "1"]
-    async with application(stores) as app:
-        driver = await app.driver("last")
+    async with driven(stores, "last") as driver:
         assert await driver.names("commits") == ["0", "1"]
         assert await driver.read(changelog(0, 2)) == b"b"
 
 
 @pytest.mark.usefixtures("patient")
 async def test_a_query_without_state_waits_for_its_offsets_for_nothing_else_holds_its_sink(stores: Stores) -> None:
-    async with application(stores, commit="with-next", sources="keep") as app:
-        driver = await app.driver("run")
+    async with driven(stores, "run", commit="with-next", sources="keep") as driver:
         await driver.batch(0, {})
         await driver.offsets(1)
         async with application(stores) as other:

@@ -13,9 +13,10 @@ from dstl.monitoring.server import PageServer, Reply
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(20_000, marks=pytest.mark.long)])
-def test_whatever_is_asked_is_answered_or_let_go(count: int, seed: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_whatever_is_asked_is_answered_or_let_go(
+    count: int, rng: random.Random, caplog: pytest.LogCaptureFixture
+) -> None:
     """No request raises in the server, and no foreign name is answered."""
-    rng = random.Random(seed)
     caplog.set_level("DEBUG", "dstl.monitoring.server")
     server = PageServer({"/metrics": lambda _: Reply(b"ok")}, "127.0.0.2", 0)
     paths = [

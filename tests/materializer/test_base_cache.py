@@ -166,7 +166,6 @@ async def test_a_restart_on_the_host_reads_no_base_from_the_store(
         pytest.importorskip("rocksdict")
     options = EAGER.model_copy(update={"cache_directory": str(tmp_path / "cache")})
     async with World(seed, options=options, table=table, directory=tmp_path / "tables", partitions=1) as world:
-        await world.start(1)
         await world.batches(4, 60)
         newest = world.newest
         names = {name for handle in newest.materialized for name in handle.objects()}

@@ -51,9 +51,8 @@ def some_changes(rng: random.Random, count: int, groups: int = GROUPS) -> list[C
 
 
 @pytest.mark.parametrize("rows", [0, 30, 400])
-def test_bases_may_come_at_any_time_and_in_any_part(rows: int, seed: int) -> None:
+def test_bases_may_come_at_any_time_and_in_any_part(rows: int, rng: random.Random) -> None:
     """A model-based machine: a table that has everything from the beginning is the truth."""
-    rng = random.Random(seed)
     for _ in range(25):
         groups = range(2)
         truth, table = HeapStateTable(), HeapStateTable()
@@ -116,11 +115,15 @@ def small(monkeypatch: pytest.MonkeyPatch, raw: float = inf, block_bytes: int = 
     monkeypatch.setattr(key_group_block, "FRAME_BYTES", 3)
 
 
+@pytest.fixture(autouse=True)
+def small_bases(monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch)
+
+
 @asynccontextmanager
 async def some_world(seed: int, batches: int = 6, **options: object) -> AsyncIterator[World]:
     """A world whose newest checkpoint is bases and log behind them."""
     async with World(seed, partitions=1, options=EAGER.model_copy(update=options)) as world:
-        await world.start(1)
         await world.batches(batches, 60)
         for member in world.members:
             member.manager._options = EAGER.model_copy(update={"enabled": False})
@@ -232,7 +235,6 @@ async def test_a_table_is_right_while_it_is_loaded_behind_its_batches(
 async def test_a_large_key_group_is_loaded_though_each_ninth_of_its_requests_fails(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small(monkeypatch)
     monkeypatch.setattr(base_fetch, "LOAD_SIZES", base_fetch.LoadSizes(10, 1))  # a hundred requests for each
     async with some_world(seed) as world:
         rules = [FaultRule(Fault.UNAVAILABLE, "get", nth=tuple(range(9, 99_999, 9)))]
@@ -245,7 +247,6 @@ async def test_a_large_key_group_is_loaded_though_each_ninth_of_its_requests_fai
 async def test_few_keys_read_few_blocks_and_what_is_waited_for_comes_first(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small(monkeypatch)
     async with some_world(seed) as world:
         asked: list[str] = []
         store = FaultyStore(world.memory, clock=LoopClock(), latency=lambda *_: 1.0)
@@ -277,9 +278,8 @@ async def test_few_keys_read_few_blocks_and_what_is_waited_for_comes_first(
 
 
 @virtual
-async def test_a_damaged_base_costs_more_log_and_nothing_else(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_damaged_base_costs_more_log_and_nothing_else(seed: int) -> None:
     """Found by a read in place, or by the load behind it: the older base comes, and the log between the two."""
-    small(monkeypatch)
     rng = random.Random(seed)
     async with some_world(seed, batches=8) as world:
         kept = [bases for groups in generations_of(world.newest.materialized).values() for bases in groups.values()]
@@ -304,9 +304,8 @@ async def test_a_damaged_base_costs_more_log_and_nothing_else(seed: int, monkeyp
 
 
 @virtual
-async def test_a_store_that_never_answers_is_asked_again(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_never_answers_is_asked_again(seed: int) -> None:
     """By the load and by reads in place; a local directory on a network has no timeout of its own."""
-    small(monkeypatch)
     rng = random.Random(seed)
     async with some_world(seed) as world:
         rules = [FaultRule(Fault.STUCK, "get", nth=tuple(range(3, 999, 40)))]
@@ -323,11 +322,8 @@ async def test_a_store_that_never_answers_is_asked_again(seed: int, monkeypatch:
 
 
 @virtual
-async def test_a_read_that_outlives_its_load_leaves_no_file_of_the_cache_open(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_read_that_outlives_its_load_leaves_no_file_of_the_cache_open(seed: int, tmp_path: Path) -> None:
     """All is loaded, and the cache closed, while some of its requests still wait for their turn."""
-    small(monkeypatch)
     async with some_world(seed) as world:
         cache = BaseCache(tmp_path / "cache", "s3://b", max_bytes=1 << 20, max_age_s=1e6)
         async with Opened(world, world.memory, cache) as opened:
@@ -353,7 +349,6 @@ async def test_a_read_that_outlives_its_load_leaves_no_file_of_the_cache_open(
 @virtual
 async def test_operators_that_are_read_at_once_share_the_requests(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What bounds the memory and the connections of reads in place is a bound for all of a TaskManager."""
-    small(monkeypatch)
     async with some_world(seed) as world:
         store = FaultyStore(world.memory, clock=LoopClock(), latency=lambda *_: 1.0)
         under_way = most = 0
@@ -382,10 +377,7 @@ async def test_operators_that_are_read_at_once_share_the_requests(seed: int, mon
 
 
 @virtual
-async def test_without_a_usable_base_the_load_fails_for_good_and_says_why(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small(monkeypatch)
+async def test_without_a_usable_base_the_load_fails_for_good_and_says_why(seed: int) -> None:
     async with some_world(seed, batches=8) as world:
         assert world.newest.truncated
         for name in sorted({h.name for h in world.newest.materialized}):
@@ -423,8 +415,7 @@ async def test_a_store_that_is_away_fails_those_that_wait_and_the_load_goes_on_l
 
 
 @virtual
-async def test_a_load_that_does_not_fit_is_given_up(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    small(monkeypatch)
+async def test_a_load_that_does_not_fit_is_given_up(seed: int) -> None:
     async with some_world(seed) as world, Opened(world, world.memory) as opened:
 
         def full(_: RestoreStatus) -> None:

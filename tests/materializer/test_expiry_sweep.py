@@ -43,7 +43,6 @@ async def world_of(seed: int, kind: str, directory: Path, **options: object) -> 
     async with World(
         seed, options=EAGER.model_copy(update=options), table=kind, directory=directory, partitions=1
     ) as world:
-        await world.start(1)
         yield world
 
 
@@ -240,7 +239,6 @@ class _Endless(ExpirySweep):
 
 async def test_a_sweep_that_takes_too_long_is_given_up_and_the_next_materialization_starts(seed: int) -> None:
     async with World(seed, options=EAGER.model_copy(update={"timeout_s": 0.3}), partitions=1) as world:
-        await world.start(1)
         member = world.members[0]
         member.manager._sweep = _Endless(world.runtime.clock, share=1 << 20, pieces=0)
         rows = [row(g, b"k", timed(world.time_ms)) for g in range(GROUPS)]
@@ -401,7 +399,6 @@ async def test_a_run_whose_program_has_raised_a_time_to_live_loses_nothing_to_th
     world = World(seed, partitions=1)
     longer = json.dumps({"states": [{"id": 0, "ttl_ms": 60_000}]}).encode()
     async with world:
-        await world.start(1)
         born = world.time_ms
         await write(world, row(3, b"k", timed(born)))
         member = world.members[0]

@@ -175,7 +175,6 @@ async def test_every_read_of_a_half_loaded_task_manager_is_answered_as_by_one_th
     monkeypatch.setattr(reads, "_PAGE", 3)
     rng = random.Random(seed)
     async with World(seed, partitions=1, options=EAGER) as world:
-        await world.start(1)
         await world.batches(8, 80)
         for member in world.members:
             member.manager._options = EAGER.model_copy(update={"enabled": False})
@@ -226,7 +225,6 @@ async def test_a_damaged_base_that_is_found_many_batches_later_still_has_its_old
     small(monkeypatch, 0.0)
     rng = random.Random(seed)
     async with World(seed, options=EAGER, retained=2) as world:
-        await world.start(1)
         await world.batches(8, 80)
         newest = world.newest
         assert newest is not None

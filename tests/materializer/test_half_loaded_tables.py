@@ -21,6 +21,11 @@ from tests.simulation.virtual_time import LoopClock, virtual
 from worlds.materialization import OPERATORS
 
 
+@pytest.fixture(autouse=True)
+def small_bases(monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch)
+
+
 class GatedStore(FaultyStore):
     """Reads wait at a gate that a test opens for the ranges that it chooses."""
 
@@ -48,7 +53,6 @@ async def test_a_read_in_place_that_outlives_its_load_is_not_answered_without_it
     how: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The block is on its way while all bases of another key group turn out to be damaged, or the run ends."""
-    small(monkeypatch)
     async with some_world(seed) as world:
         store = GatedStore(world.memory, clock=LoopClock())
         async with Opened(world, store) as opened:
@@ -87,11 +91,8 @@ async def damaged() -> None:
 
 
 @virtual
-async def test_no_read_is_answered_from_a_half_loaded_table_while_another_restore_takes_its_place(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_read_is_answered_from_a_half_loaded_table_while_another_restore_takes_its_place(seed: int) -> None:
     """A task of the run before asks at any moment of the restore that ends it: it is refused, or told what is true."""
-    small(monkeypatch)
     async with some_world(seed) as world:
         store = GatedStore(world.memory, clock=LoopClock())
         member, gate, newest = world.members[0], asyncio.Event(), world.newest
@@ -131,11 +132,8 @@ async def test_no_read_is_answered_from_a_half_loaded_table_while_another_restor
 
 @pytest.mark.parametrize("how", ["given up", "ended"])
 @virtual
-async def test_no_lookup_is_answered_by_tables_that_came_after_those_it_has_waited_for(
-    how: str, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_lookup_is_answered_by_tables_that_came_after_those_it_has_waited_for(how: str, seed: int) -> None:
     """Its block is on its way while the same checkpoint is restored again: the new tables are as cold as the old."""
-    small(monkeypatch)
     async with some_world(seed) as world:
         store, load, block, at_gate = GatedStore(world.memory, clock=LoopClock()), *(asyncio.Event() for _ in range(3))
         backend, newest = world.members[0].backend, world.newest
@@ -185,7 +183,6 @@ async def test_a_load_goes_on_from_wherever_another_operator_has_stopped_it(
     stop_at: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One operator's store request fails at a moment of the other's load, and the load is called again."""
-    small(monkeypatch)
     monkeypatch.setattr(base_fetch, "LOAD_SIZES", base_fetch.LoadSizes(1 << 20, 1))
     failing, inner, taken = asyncio.Event(), HeapStateTable.warm, [0]
 

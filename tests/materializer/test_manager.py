@@ -42,7 +42,6 @@ def _counters(world: World) -> dict[str, float]:
 
 async def test_a_restored_log_is_materialized_without_any_batch_and_named_by_the_next(seed: int) -> None:
     async with World(seed, options=NEVER) as world:
-        await world.start(1)
         await world.batch_of(30)
         await world.batch_of(30)
         world.options = EAGER.model_copy(update={"interval_s": 0.05})
@@ -62,7 +61,6 @@ async def test_one_runs_at_a_time(seed: int) -> None:
     world = World(seed, store=slow)
     world.memory = slow.inner
     async with world:
-        await world.start(1)
         manager = world.members[0].manager
         most = 0
         for _ in range(6):
@@ -79,7 +77,6 @@ async def test_a_batch_waits_for_no_upload(seed: int) -> None:
     world = World(seed, store=slow, inline_threshold=1 << 20)
     world.memory = slow.inner
     async with world:
-        await world.start(1)
         await world.batch_of(30)
         await world.batch_of(30)
         await world.materialized()
@@ -102,7 +99,6 @@ async def test_failures_delay_and_leave_nothing_behind(seed: int, tmp_path: Path
     world = World(seed, store=store, options=options, inline_threshold=1 << 20, table=table, directory=tmp_path)
     world.memory = memory
     async with world:
-        await world.start(1)
         await world.batch_of(200)
         for _ in range(200):
             await world.batch_of(1)
@@ -172,7 +168,6 @@ async def test_a_finished_one_waits_for_a_batch_however_long_and_is_counted_wher
     """Prevents that each second base of a job with a trigger of an hour is thrown away after half of it."""
     options = EAGER.model_copy(update={"publish_within_s": 0.05})
     async with World(seed, options=options, table=table, directory=tmp_path) as world:
-        await world.start(1)
         await world.batch_of(30)
         await world.batch_of(0)
         await world.materialized()
@@ -195,7 +190,6 @@ async def test_a_finished_one_waits_for_a_batch_however_long_and_is_counted_wher
 
 async def test_the_watchdog_barks_once_when_the_log_gets_old(seed: int, caplog) -> None:
     async with World(seed, options=NEVER.model_copy(update={"overdue_s": 0.03})) as world:
-        await world.start(1)
         await world.batch_of(30)
         await world.batch_of(3)
         await asyncio.sleep(0.05)
@@ -220,7 +214,6 @@ async def test_segments_of_many_batches_become_one_base_before_a_restore_has_man
 
     world.memory.get = counted
     async with world:
-        await world.start(1)
         for _ in range(30):
             # Each key is added and removed again, as a sliding window does.
             await world.batch_of(20)
@@ -273,7 +266,6 @@ async def test_a_restore_reads_the_parts_of_base_files_that_its_key_groups_are_a
 
 async def test_base_files_take_their_bytes_from_the_budget_and_go_up_as_background(seed: int) -> None:
     async with World(seed) as world:
-        await world.start(1)
         member = world.members[0]
         seen: list[tuple[bool, int]] = []
         submit = member.uploader.submit
@@ -293,7 +285,6 @@ async def test_base_files_take_their_bytes_from_the_budget_and_go_up_as_backgrou
 
 async def test_turned_off_nothing_is_materialized(seed: int) -> None:
     async with World(seed, options=EAGER.model_copy(update={"enabled": False})) as world:
-        await world.start(1)
         for _ in range(4):
             await world.batch_of(30)
         assert not world.newest.materialized

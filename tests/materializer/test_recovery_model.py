@@ -97,7 +97,6 @@ async def test_every_checkpoint_restores_to_the_model_in_rocksdb(seed: int, run:
 
 async def test_the_log_is_truncated_behind_two_generations_and_the_rest_restores(seed: int) -> None:
     async with World(seed) as world:
-        await world.start(1)
         await world.batches(4, 60)
         await world.batches(3, 20)
         newest = world.newest
@@ -142,7 +141,6 @@ async def test_a_damaged_current_base_falls_back_to_the_previous_one_and_more_lo
 
 async def test_when_every_base_of_a_key_group_is_damaged_the_error_names_checkpoint_and_files(seed: int) -> None:
     async with World(seed) as world:
-        await world.start(1)
         await world.batches(5, 40)
         names = {handle.name for handle in world.newest.materialized}
         await world.memory.delete(sorted(names))
@@ -152,7 +150,6 @@ async def test_when_every_base_of_a_key_group_is_damaged_the_error_names_checkpo
 
 async def test_before_the_log_was_truncated_the_log_alone_is_enough(seed: int) -> None:
     async with World(seed) as world:
-        await world.start(1)
         await world.batch_of(40)
         await world.batch_of(40)
         await world.materialized()
@@ -166,7 +163,6 @@ async def test_before_the_log_was_truncated_the_log_alone_is_enough(seed: int) -
 async def test_a_log_of_several_task_managers_is_cut_only_when_all_have_bases(seed: int) -> None:
     """Prevents that one TaskManager's base lets go of another's log."""
     async with World(seed, partitions=1) as world:
-        await world.start(1)
         for _ in range(3):
             await world.batch_of(60)
         await world.start(2)
@@ -222,7 +218,6 @@ async def test_an_older_log_that_another_needs_is_not_replayed_over_a_newer_base
 
 async def test_key_groups_that_do_not_change_are_not_uploaded_again(seed: int) -> None:
     async with World(seed, partitions=1) as world:
-        await world.start(1)
         await world.batch_of(300)
         for _ in range(6):
             # One key group of one operator changes.
@@ -253,7 +248,6 @@ async def test_a_table_is_not_closed_while_a_thread_still_loads_a_base_into_it(s
             order.append("closed")
 
     async with world:
-        await world.start(1)
         await world.batches(4, 40)
         assert world.newest.materialized
         world.open_table = lambda _: Table()  # type: ignore[method-assign]

@@ -206,7 +206,6 @@ def test_a_bar_shows_every_operator() -> None:
 
 async def test_a_restore_reports_every_byte_it_expects(seed: int) -> None:
     async with World(seed, options=EAGER) as world:
-        await world.start(1)
         await world.batches(5, 40)
         seen: list[RestoreStatus] = []
         await world.content_of(world.newest, 1, seen.append)

@@ -178,12 +178,11 @@ def test_blocks_cannot_be_lost_doubled_or_moved() -> None:
 @pytest.mark.parametrize("frame_bytes", [5, 64, key_group_block.FRAME_BYTES])
 @pytest.mark.parametrize("block_bytes", [1, 200, 1000])
 def test_the_blocks_of_a_key_hold_all_of_it_and_few_others(
-    block_bytes: int, frame_bytes: int, seed: int, monkeypatch: pytest.MonkeyPatch
+    block_bytes: int, frame_bytes: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever the cuts fall: a key of many blocks, keys that begin alike, an empty key, keys that are not there."""
     monkeypatch.setattr(base_file, "BLOCK_BYTES", block_bytes)
     monkeypatch.setattr(key_group_block, "FRAME_BYTES", frame_bytes)
-    rng = random.Random(seed)
     prefixes = [b"", b"\0", b"a", b"ab"]
     truth = {
         (rng.choice([0, 3, 4, 65535]), rng.choice(prefixes) * rng.randrange(4), rng.randbytes(2)): rng.randbytes(

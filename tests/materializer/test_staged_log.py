@@ -34,9 +34,8 @@ def random_rows(rng: random.Random, count: int) -> list[Change]:
     return rows
 
 
-def test_staged_changes_are_the_same_as_applied_ones(tmp_path: Path, seed: int) -> None:
+def test_staged_changes_are_the_same_as_applied_ones(tmp_path: Path, rng: random.Random) -> None:
     """Puts and deletes over a table that has entries and unflushed writes, in several batches and several pieces."""
-    rng = random.Random(seed)
     with closing(table_in(tmp_path / "a")) as applied, closing(table_in(tmp_path / "s")) as staged:
         for n in range(8):
             batches = [changes(*random_rows(rng, rng.randrange(1, 80))) for _ in range(rng.randrange(1, 4))]

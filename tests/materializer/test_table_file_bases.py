@@ -58,7 +58,6 @@ def _files(world: World) -> dict[str, list[set[str]]]:
 async def test_a_file_is_stored_once_per_generation_and_named_by_many_bases(seed: int, tmp_path: Path) -> None:
     """Prevents that each materialization uploads the state again."""
     async with rocksdb_world(seed, tmp_path) as world:
-        await world.start(1)
         await world.batch_of(3000)
         await world.materialized()
         large = world.newest
@@ -81,7 +80,6 @@ async def test_a_file_is_stored_once_per_generation_and_named_by_many_bases(seed
 async def test_the_two_generations_have_no_object_in_common(seed: int, tmp_path: Path) -> None:
     """Prevents that one damaged file takes both bases, and with them the job: the log before them is gone."""
     async with rocksdb_world(seed, tmp_path) as world:
-        await world.start(1)
         shared = 0
         seen: set[str] = set()
         for _ in range(7):
@@ -97,7 +95,6 @@ async def test_the_two_generations_have_no_object_in_common(seed: int, tmp_path:
 async def test_a_restart_goes_on_with_the_stored_files(seed: int, tmp_path: Path) -> None:
     """Prevents that the first materializations after a restart upload everything."""
     async with rocksdb_world(seed, tmp_path) as world:
-        await world.start(1)
         await world.batch_of(8000)
         await world.batches(4, 4)
         before = {name for bases in _files(world).values() for names in bases for name in names}
@@ -116,7 +113,6 @@ async def test_a_damaged_file_costs_the_newest_base_and_is_not_named_again(
     seed: int, tmp_path: Path, kind: str
 ) -> None:
     async with rocksdb_world(seed, tmp_path) as world:
-        await world.start(1)
         await world.batches(5, 80)
         newest = max((h for h in world.newest.materialized if h.operator == "left"), key=lambda h: h.checkpoint)
         victim = newest.name if kind == "index" else newest.files[0].name
@@ -249,7 +245,6 @@ async def test_rescaling_one_to_three_to_two_in_files(seed: int, tmp_path: Path)
 async def test_the_base_of_a_table_without_any_key_is_restored(seed: int, tmp_path: Path) -> None:
     """Prevents that an empty table's base, which has no files, is read as what it is not."""
     async with rocksdb_world(seed, tmp_path) as world:
-        await world.start(1)
         # Clearing a key that is not there changes nothing in the engine, and there is a log all the same.
         cleared = {operator: [clear(1, 1, b"k")] for operator in OPERATORS}
         for _ in range(3):
@@ -270,7 +265,6 @@ async def test_the_base_of_a_table_without_any_key_is_restored(seed: int, tmp_pa
 async def test_a_base_in_files_restores_into_a_heap_table(seed: int, tmp_path: Path) -> None:
     """Savepoints and the state reader read it so."""
     async with rocksdb_world(seed, tmp_path) as world:
-        await world.start(1)
         await world.batches(4, 60)
         assert any(handle.files for handle in world.newest.materialized)
         world.open_table = lambda _: HeapStateTable()  # type: ignore[method-assign]
@@ -283,7 +277,6 @@ async def test_a_savepoint_of_a_base_in_files_is_of_no_table_and_restores_into_e
 ) -> None:
     """Also where its key groups are rebuilt range by range, out of files that are fetched once."""
     async with rocksdb_world(seed, tmp_path) as world:
-        await world.start(1)
         await world.batches(4, 60)
         saved = world.newest
         assert any(handle.files for handle in saved.materialized)
@@ -306,7 +299,6 @@ async def test_a_restore_that_is_cancelled_leaves_no_file_behind(
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
     async with rocksdb_world(seed, tmp_path / "tables") as world:
-        await world.start(1)
         await world.batches(4, 60)
         assert list(scratch.iterdir()) == []
         for ticks in (1, 5, 20, 60):
@@ -335,7 +327,6 @@ async def test_operators_that_are_loaded_side_by_side_leave_no_file_behind(
             super().__init__(prefix)
 
     async with rocksdb_world(seed, tmp_path / "tables") as world:
-        await world.start(1)
         await world.batches(4, 60)
         assert {handle.operator for handle in world.newest.materialized if handle.files} == set(OPERATORS)
         monkeypatch.setattr(table_directory, "ScratchDirectory", LateDirectory)
@@ -377,7 +368,6 @@ async def test_when_one_file_is_not_taken_the_upload_of_the_others_has_ended_too
 async def test_verification_reads_index_and_files_once_each(seed: int, tmp_path: Path) -> None:
     """Prevents that ``dstl verify`` calls a checkpoint sound whose table files are not."""
     async with rocksdb_world(seed, tmp_path) as world:
-        await world.start(1)
         await world.batches(5, 60)
         handle = world.newest.materialized[0]
         assert not set(await _problems(world)) & set(handle.objects())
@@ -398,7 +388,6 @@ async def _problems(world: World) -> list[str]:
 
 async def test_key_groups_share_a_base_for_estimates_only(seed: int, tmp_path: Path) -> None:
     async with rocksdb_world(seed, tmp_path) as world:
-        await world.start(1)
         await world.batches(3)
         for handle in world.newest.materialized:
             assert sum(length for _, _, length in handle.parts) == handle.total_size

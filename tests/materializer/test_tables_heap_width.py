@@ -25,8 +25,7 @@ def held(table: HeapStateTable) -> dict[tuple[int, bytes, bytes], bytes]:
     return {(group, each.key, each.user_key): each.value for group in (0, 1) for each in table.scan(0, group)}
 
 
-def test_the_size_is_exact_while_lengths_change_and_snapshots_come_and_go(seed: int) -> None:
-    rng = random.Random(seed)
+def test_the_size_is_exact_while_lengths_change_and_snapshots_come_and_go(rng: random.Random) -> None:
     for _ in range(30):
         table = HeapStateTable()
         model: dict[tuple[int, bytes, bytes], bytes] = {}

@@ -17,10 +17,9 @@ WIDTH = 3
 
 
 @pytest.mark.parametrize("fewest", [4, 150, 1 << 10], ids=["side by side", "both", "dictionary"])
-def test_they_are_a_dictionary(seed: int, fewest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_are_a_dictionary(rng: random.Random, fewest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever lengths keys have, and whether they lie side by side or not."""
     monkeypatch.setattr(value_slots, "FEWEST_SIDE_BY_SIDE", fewest)
-    rng = random.Random(seed)
     for length in (1, 3, 8, 13, 16, 21):
         keys = list({rng.randbytes(length) for _ in range(rng.choice((30, 200, 600)))})
         others = [b"", b"another length", *keys[:3]] if rng.random() < 0.3 else []
@@ -119,9 +118,8 @@ def test_what_is_deleted_one_by_one_gives_its_memory_back() -> None:
     assert left < held / 4, (left, held)
 
 
-def test_long_keys_are_not_hashed_word_by_word(seed: int) -> None:
+def test_long_keys_are_not_hashed_word_by_word(rng: random.Random) -> None:
     """One of 1,024 bytes would take 100 times as long as in a dictionary."""
-    rng = random.Random(seed)
     for length, kind in ((64, KeyColumn), (65, KeyDictionary), (1024, KeyDictionary)):
         model = {rng.randbytes(length): rng.randbytes(WIDTH) for _ in range(2000)}
         keys = list(model)
@@ -186,8 +184,7 @@ def test_no_values_at_all_may_be_set_and_asked_for() -> None:
         assert slots.get_all([b"l", b"k"]) == [None, b"123"]
 
 
-def test_many_keys_of_one_length_take_no_object_each(seed: int) -> None:
-    rng = random.Random(seed)
+def test_many_keys_of_one_length_take_no_object_each(rng: random.Random) -> None:
     keys = list({rng.randbytes(8) for _ in range(50_000)})
     tracemalloc.start()
     slots = ValueSlots(16)

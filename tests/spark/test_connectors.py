@@ -51,9 +51,8 @@ def cluster() -> Cluster:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_a_driver_that_dies_between_sinks_neither_loses_nor_repeats_a_row(
-    kills: int, cluster: Cluster, tmp_path: Path, seed: int
+    kills: int, cluster: Cluster, tmp_path: Path, rng: random.Random
 ) -> None:
-    rng = random.Random(seed)
     (code,) = (
         each.code for each in blocks((DOCS / "how-to/write-exactly-once.md").read_text()) if "file:" in each.mark
     )

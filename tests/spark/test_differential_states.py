@@ -248,9 +248,8 @@ RUNS = {
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("job", RUNS)
 @pytest.mark.usefixtures("rocksdb")
-def test_states_do_what_sparks_own_do(home: Home, set_conf: Any, job: str, seed: int) -> None:
+def test_states_do_what_sparks_own_do(home: Home, set_conf: Any, job: str, rng: random.Random) -> None:
     source = home.stream(INPUT)
-    rng = random.Random(seed)
     set_conf({ENCODING: "avro" if job == "evolution" else "unsaferow"})
     # In Spark's pandas API an integer key becomes null in the store once the batch has a key with a null beside it.
     null = 4 if job == "pandas" else None

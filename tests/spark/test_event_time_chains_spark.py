@@ -107,8 +107,9 @@ def chains(group: Callable[..., Any], df: DataFrame, third: bool) -> DataFrame:
 
 @batch_by_batch
 @pytest.mark.parametrize("more", [0, pytest.param(3, marks=pytest.mark.long)])
-def test_operators_in_a_row_are_as_sparks_batch_by_batch_over_a_restart(home: Home, seed: int, more: int) -> None:
-    rng = random.Random(seed)
+def test_operators_in_a_row_are_as_sparks_batch_by_batch_over_a_restart(
+    home: Home, rng: random.Random, more: int
+) -> None:
     source = home.stream("k string, i long")
     want, ours, reports = [], [], []
     runs = [[[{"k": "a", "i": 30}], *habits(rng, 32, 1 + more)], [*habits(rng, 90, more), [{"k": "a", "i": 150}], []]]
@@ -175,9 +176,8 @@ def behind_a_union(grouped: Grouped, _: Callable[..., Any], df: DataFrame, other
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("query", [aggregates_in_a_row, behind_a_join, behind_an_unbounded_join, behind_a_union])
 def test_aggregates_behind_other_operators_are_as_sparks_batch_by_batch_over_a_restart(
-    query: Callable[..., DataFrame], home: Home, seed: int
+    query: Callable[..., DataFrame], home: Home, rng: random.Random
 ) -> None:
-    rng = random.Random(seed)
     source, other = home.stream("k string, i long"), home.stream("l string, j long")
     want, ours = [], []
     for number, start in enumerate((30, 80)):

@@ -165,7 +165,7 @@ NESTING = ["{}", "struct<x:{}>", "struct<x:{},y:int>", "array<struct<x:{}>>", "m
 
 
 @pytest.mark.drawn(1, group="evolution")
-def test_what_may_change_is_what_avro_allows_but_for_wrong_numbers(spark: SparkSession, seed: int) -> None:
+def test_what_may_change_is_what_avro_allows_but_for_wrong_numbers(spark: SparkSession, rng: random.Random) -> None:
     jvm: Any = spark._jvm
     assert jvm is not None
     avro = jvm.org.apache.spark.sql.avro.SchemaConverters.toAvroTypeWithDefaults
@@ -183,7 +183,6 @@ def test_what_may_change_is_what_avro_allows_but_for_wrong_numbers(spark: SparkS
             return False
         return True
 
-    rng = random.Random(seed)
     pairs = [(f"c {old}", f"c {new}") for old in SCALARS for new in SCALARS]
     for _ in range(400):
         outer, inner = rng.choice(NESTING), [rng.choice(SCALARS) for _ in range(3)]

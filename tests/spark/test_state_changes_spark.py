@@ -1,6 +1,8 @@
 """Changes of states between checkpoints: what a checkpoint has and the changes behind it are what the later one has."""
 
+import itertools
 import json
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -111,8 +113,8 @@ def changed(rows: dict[Any, Any], name: str, change: str, row: Row) -> dict[Any,
     return {**rows, (key, part): value}
 
 
-def test_a_checkpoint_and_the_changes_behind_it_are_a_later_one(home: Home) -> None:
-    source, checkpoints = home.stream(), list[int]()
+def test_a_checkpoint_and_the_changes_behind_it_are_a_later_one(home: Home, seed: int) -> None:
+    source, checkpoints, rng = home.stream(), list[int](), random.Random(seed)
     where = str(home.path / "state")
 
     def note(report: Any) -> None:
@@ -147,9 +149,9 @@ def test_a_checkpoint_and_the_changes_behind_it_are_a_later_one(home: Home) -> N
         assert len(checkpoints) == len(BATCHES)
         states = States(backend, home.spark)
         for name in STATES:
-            for after in (0, *checkpoints[:-1]):
-                states.check(name, after, checkpoints[-1])
-            states.check(name, checkpoints[1], checkpoints[3])
+            states.check(name, 0, checkpoints[-1])
+            for after, to in rng.sample(list(itertools.combinations((0, *checkpoints), 2)), 3):
+                states.check(name, after, to)
         # What has not changed is no row, and each has its keys.
         (row,) = states.check("total", checkpoints[-2], checkpoints[-1])
         assert row == Row(change="put", key=Row(k="e"), value=Row(total=7))

@@ -189,7 +189,7 @@ async def test_a_reused_worker_calls_no_service_that_has_gone_and_keeps_no_descr
 
     def call(address, secret):
         connection = task._connection(address, secret)
-        return connection, connection.call(Echo(7)).n
+        return connection, connection.send(Echo(7)).result().n
 
     def descriptors():
         return len(os.listdir("/proc/self/fd"))
@@ -239,9 +239,8 @@ def test_a_run_with_other_states_has_other_runners():
     assert [each.state_id for each in second.registry.descriptors] == [6]
 
 
-def test_more_text_than_one_array_takes_is_grouped_in_parts(seed: int) -> None:
+def test_more_text_than_one_array_takes_is_grouped_in_parts(rng: random.Random) -> None:
     """Before, a partition with 2 GiB of text in one column failed with Arrow's own error, at every restart alike."""
-    rng = random.Random(seed)
     texts = ["x" * (rng.choice([0, 10, 300]) if i != 500 else 9000) for i in range(1000)]
     nested = [{"a": [text, None], "m": [("k", text)]} for text in texts]
     table = pa.table(
@@ -263,8 +262,7 @@ def test_more_text_than_one_array_takes_is_grouped_in_parts(seed: int) -> None:
     assert {batch.schema for batch in parts} == {table.schema}
 
 
-def test_keys_come_by_key_group_and_rows_of_a_key_as_they_came(seed: int) -> None:
-    rng = random.Random(seed)
+def test_keys_come_by_key_group_and_rows_of_a_key_as_they_came(rng: random.Random) -> None:
     keys = [rng.choice([None, *range(40)]) for _ in range(1000)]
     rows = [{"k": k, "i": i, KEY_GROUP_COLUMN: (k or 0) % 7} for i, k in enumerate(keys)]
     batches = pa.Table.from_pylist(rows).to_batches(max_chunksize=99)

@@ -194,8 +194,7 @@ def test_rows_in_a_window_that_spark_takes_are_taken(home: Home) -> None:
 
 
 @pytest.mark.usefixtures("rocksdb")
-def test_processing_time_timers_and_times_to_live_are_as_in_spark(home: Home, seed: int) -> None:
-    rng = random.Random(seed)
+def test_processing_time_timers_and_times_to_live_are_as_in_spark(home: Home, rng: random.Random) -> None:
     source = home.stream(INPUT)
     far = 9_000_000_000_000
     for batch in range(3):

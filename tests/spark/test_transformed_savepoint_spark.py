@@ -85,17 +85,17 @@ def run(spark: SparkSession, source: Any, location: Path, processor: Everything,
     return found
 
 
-def states_of(spark: SparkSession, location: str, name: str) -> list[Any]:
-    """Return the rows of a state of a savepoint, in their order within a key."""
-    seen: list[DataFrame] = []
+def states_of(spark: SparkSession, location: str, *names: str) -> list[list[Any]]:
+    """Return the rows of states of a savepoint, in their order within a key."""
+    seen: dict[str, DataFrame] = {}
 
-    def look(rows: DataFrame) -> DataFrame:
-        seen.append(rows)
+    def look(rows: DataFrame, name: str) -> DataFrame:
+        seen[name] = rows
         return rows
 
-    target = f"{location}-{uuid4()}"
-    transform_savepoint(location, target, {"everything": {name: look}}, spark=spark)
-    return sorted((tuple(row) for row in seen[0].collect()), key=repr)
+    looks = {name: functools.partial(look, name=name) for name in names}
+    transform_savepoint(location, f"{location}-{uuid4()}", {"everything": looks}, spark=spark)
+    return [sorted((tuple(row) for row in seen[name].collect()), key=repr) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -135,17 +135,15 @@ def test_a_query_goes_on_from_rows_that_were_changed_with_other_key_groups(home:
     )
     assert (report.batch_id, report.location) == (0, f"{home.path}/other/savepoints/changed")
     keys = [None, *(f"k{i}" for i in range(1, 7))]
-    timers = states_of(home.spark, report.location, "$timers")
+    timers, recent, sums = states_of(home.spark, report.location, "$timers", "recent", "sum")
     assert timers == sorted(
         (((key,), 9_000_000_000_000 + v) for key in keys for v in values(key, 0) if v % 2 == 0), key=repr
     )
     # What was not changed has moved to other key groups whole.
-    recent = states_of(home.spark, report.location, "recent")
     assert [(key, value) for key, value, _ in recent] == sorted(
         (((key,), (values(key, 0)[-1],)) for key in keys), key=repr
     )
-    assert recent == states_of(home.spark, saved, "recent")
-    assert states_of(home.spark, report.location, "sum") == states_of(home.spark, saved, "sum")
+    assert [recent, sums] == states_of(home.spark, saved, "recent", "sum")
     source = home.stream()
     source.add([*rows_of_batch(1), {"k": "new", "v": 2}])
     with pytest.raises(Invalid, match="max_parallelism=37"):
@@ -178,10 +176,11 @@ def test_a_query_goes_on_from_rows_that_were_changed_with_other_key_groups(home:
 
 def test_the_rows_of_each_state_are_what_a_function_gets(spark: SparkSession, saved: str) -> None:
     keys = [None, *(f"k{i}" for i in range(1, 7))]
-    assert states_of(spark, saved, "total") == sorted((((key,), (sum(values(key, 0)),)) for key in keys), key=repr)
+    totals, found, recent = states_of(spark, saved, "total", "elements", "recent")
+    assert totals == sorted((((key,), (sum(values(key, 0)),)) for key in keys), key=repr)
     elements = sorted(((key,), at, (v,)) for key in keys[1:] for at, v in enumerate(values(key, 0)))
-    assert sorted(row for row in states_of(spark, saved, "elements") if row[0] != (None,)) == elements
-    ends = {expiry for _, _, expiry in states_of(spark, saved, "recent")}
+    assert sorted(row for row in found if row[0] != (None,)) == elements
+    ends = {expiry for _, _, expiry in recent}
     assert len(ends) == 1
     assert min(ends) > 1 << 45
 
@@ -397,8 +396,8 @@ def test_the_command_line_makes_one_with_functions_of_a_file(home: Home, saved: 
     assert done.exit_code == 0, done.output
     made = json.loads(done.stdout)
     assert made["location"] == f"{home.path}/savepoints/new"
-    before = states_of(home.spark, saved, "total")
-    assert states_of(home.spark, made["location"], "total") == [(key, (2 * total,)) for key, (total,) in before]
+    (before,), (after,) = (states_of(home.spark, where, "total") for where in (saved, made["location"]))
+    assert after == [(key, (2 * total,)) for key, (total,) in before]
     assert (
         decode_savepoint((home.path / "savepoints/new/savepoint.dstl").read_bytes(), "new", "here").max_parallelism
         == 40

@@ -61,9 +61,10 @@ def timed(df: DataFrame) -> DataFrame:
     return df.withColumn("t", F.timestamp_seconds("i")).withWatermark("t", "2500 milliseconds")
 
 
-def test_two_operators_go_by_the_slower_and_one_that_pauses_holds_it_as_in_spark(home: Home, seed: int) -> None:
+def test_two_operators_go_by_the_slower_and_one_that_pauses_holds_it_as_in_spark(
+    home: Home, rng: random.Random
+) -> None:
     """Where a run begins both have rows: Spark forgets there what an operator has seen, and we do not."""
-    rng = random.Random(seed)
     sources = [home.stream("k string, i long") for _ in range(2)]
     frames = [timed(source.read()) for source in sources]
     what = (Windows(), OUTPUT, "append", "eventTime")

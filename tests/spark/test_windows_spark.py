@@ -177,12 +177,11 @@ def native_late(query: StreamingQuery) -> dict[int, list[int]]:
     ids=["some", "all"],
 )
 def test_batches_are_sparks_own(
-    cases: tuple[Windowed | Duplicates, ...], count: int, home: Home, set_conf: Any, seed: int
+    cases: tuple[Windowed | Duplicates, ...], count: int, home: Home, set_conf: Any, rng: random.Random
 ) -> None:
     """All of ours are one query; of Spark's those in append mode, for it takes only one of another mode."""
     # Moments are the same in every zone; their Arrow type is not.
     set_conf({"spark.sql.session.timeZone": "America/New_York"})
-    rng = random.Random(seed)
     source = home.stream(SCHEMA)
     df = timed(source.read())
     native = {case: case.native(df) for case in cases}
@@ -232,8 +231,7 @@ LATE_CASES: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
 )
 
 
-def test_each_row_is_in_a_group_or_among_the_late_ones(home: Home, seed: int) -> None:
-    rng = random.Random(seed)
+def test_each_row_is_in_a_group_or_among_the_late_ones(home: Home, rng: random.Random) -> None:
     source = home.stream(SCHEMA)
     sent = []
     for number, rows in enumerate(batches(rng, 5, 100)):

@@ -194,10 +194,11 @@ def rows_of(rng: random.Random, now: int, gap: int) -> list[Row]:
 
 @pytest.mark.parametrize("mode", ["append", "update", "complete"])
 @pytest.mark.parametrize("windows", [(30, 30, 0), (50, 10, 3), (25, 10, 0), None], ids=str)
-def test_batches_are_those_of_the_rules(mode: OutputMode, windows: tuple[int, int, int] | None, seed: int) -> None:
+def test_batches_are_those_of_the_rules(
+    mode: OutputMode, windows: tuple[int, int, int] | None, rng: random.Random
+) -> None:
     if windows is None and mode == "update":
         pytest.skip("Spark has no sessions in output mode update")
-    rng = random.Random(seed)
     of = None if windows is None else TimeWindows(*(each * 1000 for each in windows))
     for _ in range(4):
         job, model = Job(aggregation(mode, of), rng.choice([3, 1000])), Model(mode, of)
@@ -226,9 +227,8 @@ def test_batches_are_those_of_the_rules(mode: OutputMode, windows: tuple[int, in
         *("min_by", "max_by", "var_pop", "stddev_samp"),
     ],
 )
-def test_every_aggregate_merges_as_it_folds(function: str, seed: int) -> None:
+def test_every_aggregate_merges_as_it_folds(function: str, rng: random.Random) -> None:
     """Partial accumulators of pieces of the rows, merged in their order, are that of all rows."""
-    rng = random.Random(seed)
     pair = StructType([StructField("c0", LongType()), StructField("c1", LongType())])
     schema = StructType([StructField("v", pair if function.endswith("_by") else LongType())])
     for ignore_nulls in (False, True):

@@ -95,8 +95,7 @@ def random_rows(rng: random.Random) -> Rows:
 
 
 @pytest.mark.parametrize("kind", [processors, aggregates])
-def test_a_change_set_knows_no_order_of_rows_and_no_parts(kind: Callable[..., Any], seed: int) -> None:
-    rng = random.Random(seed)
+def test_a_change_set_knows_no_order_of_rows_and_no_parts(kind: Callable[..., Any], rng: random.Random) -> None:
     schema = pa.schema([("k", pa.float64()), ("n", pa.int64()), ("x", pa.float64())])
     for _ in range(10):
         source, stored = MemorySource(), StateRegistry(KEY).to_wire()
@@ -118,8 +117,7 @@ def test_a_change_set_knows_no_order_of_rows_and_no_parts(kind: Callable[..., An
             stored = registry.to_wire()
 
 
-def test_a_worker_keeps_no_more_of_a_change_set_than_a_part_and_what_timers_read(seed: int) -> None:
-    rng = random.Random(seed)
+def test_a_worker_keeps_no_more_of_a_change_set_than_a_part_and_what_timers_read(rng: random.Random) -> None:
     schema = pa.schema([("k", pa.float64()), ("n", pa.int64()), ("x", pa.float64())])
     rows = [{"k": float(k), "n": 39, "x": 0.0} for k in range(3000)]
     rng.shuffle(rows)

@@ -160,9 +160,8 @@ def changed(rng: random.Random, columns: list[tuple[str, Column]]) -> list[tuple
     return found
 
 
-def test_random_histories_read_the_same_row_by_row_and_as_columns(seed: int) -> None:
+def test_random_histories_read_the_same_row_by_row_and_as_columns(rng: random.Random) -> None:
     """Three random changes in sequence; a value of every version is read under the last one."""
-    rng = random.Random(seed)
     for _ in range(60):
         columns = [(f"c{i}", Column(rng, 2)) for i in range(rng.randrange(1, 5))]
         versions = []

@@ -245,8 +245,7 @@ def sums(rows: list[tuple[int, float]], count: int) -> list[bytes]:
     return [each.tobytes() for each in found]
 
 
-def test_a_sum_depends_neither_on_the_order_of_its_rows_nor_on_other_groups(seed: int) -> None:
-    rng = random.Random(seed)
+def test_a_sum_depends_neither_on_the_order_of_its_rows_nor_on_other_groups(rng: random.Random) -> None:
     for _ in range(500):
         groups = [[number(rng) for _ in range(rng.randrange(0, 9))] for _ in range(rng.randrange(1, 6))]
         rows = [(group, x) for group, xs in enumerate(groups) for x in xs]
@@ -256,8 +255,7 @@ def test_a_sum_depends_neither_on_the_order_of_its_rows_nor_on_other_groups(seed
         assert [sums([(0, x) for x in xs], 1)[0] for xs in groups] == found
 
 
-def test_a_sum_is_as_close_as_one_rounding_of_its_largest_number_allows(seed: int) -> None:
-    rng = random.Random(seed)
+def test_a_sum_is_as_close_as_one_rounding_of_its_largest_number_allows(rng: random.Random) -> None:
     for _ in range(500):
         xs = [rng.uniform(-1, 1) * 10.0 ** rng.randrange(-20, 20) for _ in range(rng.randrange(3, 40))]
         (found,) = exact_sums(np.array(xs), np.zeros(len(xs), np.int64), 1)

@@ -345,9 +345,8 @@ def lose_power(directory: Path, nth: int, seed: int, monkeypatch: pytest.MonkeyP
 
 
 def test_a_power_cut_loses_nothing_that_was_said_to_be_stored(
-    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rng = random.Random(seed)
     for number in range(20):
         nth, world = rng.randrange(1, 400), rng.randrange(1 << 32)
         assert lose_power(tmp_path / str(number), nth, world, monkeypatch), f"call {nth} of world {world}"

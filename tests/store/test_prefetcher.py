@@ -37,8 +37,7 @@ class Work:
             self.running.discard(item)
 
 
-def test_results_come_in_the_order_of_their_items_whatever_ends_first(seed: int) -> None:
-    rng = random.Random(seed)
+def test_results_come_in_the_order_of_their_items_whatever_ends_first(rng: random.Random) -> None:
     work = Work({item: rng.uniform(0.0, 9.0) for item in range(50)})
 
     async def run() -> list[int]:

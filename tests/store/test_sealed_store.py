@@ -30,8 +30,7 @@ class TestSealedStore(StoreContract):
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_every_range_of_a_sealed_object_is_what_was_stored(size: int, seed: int) -> None:
-    rng = random.Random(seed)
+async def test_every_range_of_a_sealed_object_is_what_was_stored(size: int, rng: random.Random) -> None:
     inner = MemoryStore()
     store, data = SealedStore(inner, KEY), rng.randbytes(size)
     assert (await store.put("a/b", data)).size == size
@@ -46,8 +45,7 @@ async def test_every_range_of_a_sealed_object_is_what_was_stored(size: int, seed
                 assert await store.get("a/b", ByteRange(start, stop)) == data[start:stop]
 
 
-async def test_any_change_to_a_sealed_object_is_refused(seed: int) -> None:
-    rng = random.Random(seed)
+async def test_any_change_to_a_sealed_object_is_refused(rng: random.Random) -> None:
     inner = MemoryStore()
     store, data = SealedStore(inner, KEY), rng.randbytes(2 * CHUNK_BYTES + 100)
     await store.put("good", data)

@@ -69,9 +69,8 @@ def test_places_outside_of_every_entry_are_refused(place: ExpiryPlace) -> None:
 
 @pytest.mark.parametrize("place", [IN_KEY, IN_VALUE], ids=["key", "value"])
 @pytest.mark.parametrize("most", [4, 200])
-def test_what_is_due_is_what_the_table_holds(place: ExpiryPlace, most: int, seed: int) -> None:
+def test_what_is_due_is_what_the_table_holds(place: ExpiryPlace, most: int, rng: random.Random) -> None:
     """Entries come, are written again, get another time, go; the index hears of new times alone."""
-    rng = random.Random(seed)
     table, held = HeapStateTable(), Held()
     at = 0
 
@@ -156,8 +155,7 @@ def test_the_cost_of_what_is_due_does_not_follow_what_is_held() -> None:
 
 
 @pytest.mark.parametrize("max_bytes", [1, 60, 1 << 20])
-def test_replies_are_pages(max_bytes: int, seed: int) -> None:
-    rng = random.Random(seed)
+def test_replies_are_pages(max_bytes: int, rng: random.Random) -> None:
     table = HeapStateTable()
     held = {(rng.randrange(4), timed_key(i, rng.randrange(50))): b"v" * rng.randrange(9) for i in range(60)}
     table.apply(changes(*sorted(put(group, STATE, key, b"", value) for (group, key), value in held.items())))
@@ -213,8 +211,7 @@ def in_order(timers: set[tuple[int, bytes, bytes]], groups: list[int], until: by
 
 
 @pytest.mark.parametrize("limit", [1, 7, 10_000])
-def test_due_timers_come_once_and_in_the_order_in_which_they_fire(limit: int, seed: int) -> None:
-    rng = random.Random(seed)
+def test_due_timers_come_once_and_in_the_order_in_which_they_fire(limit: int, rng: random.Random) -> None:
     timers = {(rng.randrange(4), b"%d" % rng.randrange(40), at(rng.randrange(50))) for _ in range(1500)}
     table = HeapStateTable()
     table.apply(changes(*[put(group, STATE, key, expiry, b"") for group, key, expiry in timers]))
@@ -222,8 +219,7 @@ def test_due_timers_come_once_and_in_the_order_in_which_they_fire(limit: int, se
 
 
 @pytest.mark.parametrize("writes", [3, 400])
-def test_it_follows_every_change_of_its_table(writes: int, seed: int) -> None:
-    rng = random.Random(seed)
+def test_it_follows_every_change_of_its_table(writes: int, rng: random.Random) -> None:
     table, held = HeapStateTable(), set[tuple[int, bytes, bytes]]()
     index = TimerIndex(table)
     for _ in range(40):
@@ -248,9 +244,10 @@ def test_it_follows_every_change_of_its_table(writes: int, seed: int) -> None:
         assert paged(index, groups, at(60), 16) == in_order(held, groups, at(60))
 
 
-def test_what_is_written_while_the_timers_index_is_made_is_in_it(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_while_the_timers_index_is_made_is_in_it(
+    rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dstl.taskmanager.timer_index._PAGE", 7)
-    rng = random.Random(seed)
     held = {(rng.randrange(3), b"%d" % rng.randrange(40), at(rng.randrange(50))) for _ in range(400)}
     table = HeapStateTable()
     table.apply(changes(*[put(group, STATE, key, expiry, b"") for group, key, expiry in held]))

@@ -70,8 +70,7 @@ def paged(read: Callable[[Any], list[Any]], last: Callable[[Any], Any]) -> list[
 
 
 @pytest.mark.parametrize("max_bytes", [1, 10, 35, 1000, 1 << 20])
-def test_pages_of_entries_join_to_all_of_one_key(max_bytes: int, seed: int) -> None:
-    rng = random.Random(seed)
+def test_pages_of_entries_join_to_all_of_one_key(max_bytes: int, rng: random.Random) -> None:
     mine = sorted({b"%04d" % rng.randrange(3000) for _ in range(700)})
     rows = [
         put(1, 0, key, user_key, b"v" * rng.randrange(9)) for key in (b"k", b"k\0", b"j", b"ka") for user_key in mine

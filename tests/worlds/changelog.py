@@ -94,6 +94,12 @@ class World:
     def writer(self, log_id: str = "log-a") -> StateChangelogWriter:
         return self.storage.create_writer(log_id)
 
+    def wrote(self, value: bytes) -> StateChangelogWriter:
+        """A log with one change."""
+        writer = self.writer()
+        put(writer, value)
+        return writer
+
     def persist(
         self, writer: StateChangelogWriter, from_sqn: int = 0, *, allow_inline: bool = False
     ) -> asyncio.Task[tuple[LogSegment, ...]]:
@@ -110,8 +116,7 @@ class World:
     async def uploading(self, value: bytes = b"x") -> tuple[StateChangelogWriter, asyncio.Task[tuple[LogSegment, ...]]]:
         """A log whose first persist waits at the store, which holds every PUT from now on."""
         self.store.holding = True
-        writer = self.writer()
-        put(writer, value)
+        writer = self.wrote(value)
         future = self.persist(writer)
         await turn()
         return writer, future

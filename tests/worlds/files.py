@@ -8,7 +8,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import cast
+from typing import Any, cast
 
 import msgpack
 
@@ -243,6 +243,12 @@ class Application:
         self._hosts[host] = task, ended
         return await self._jvm(socket, run, root)
 
+    async def begun(self, host: str) -> tuple[Jvm, Jvm]:
+        """The driver's JVM and one on another host, in the first batch of a run."""
+        driver, far = await self.driver("run"), await self.executor(host, "run")
+        await driver.offsets(0)
+        return driver, far
+
     async def place(self, host: str, lost: str = "") -> PlacedFiles:
         """Ask where a host's service is, or under which name to start it."""
         ask = await AsyncConnection.open(Address(DRIVER_HOST, path=self.socket), self.secret)
@@ -304,3 +310,12 @@ async def application(
         started.runtime = replace(system_runtime(), clock=HastyClock())
     async with started:
         yield started
+
+
+@contextlib.asynccontextmanager
+async def driven(
+    stores: Stores, run: str = "next", *wrap: Callable[[ObjectStore], ObjectStore], **options: Any
+) -> AsyncIterator[Jvm]:
+    """The driver's JVM of an application that has no other."""
+    async with application(stores, *wrap, **options) as app:
+        yield await app.driver(run)

@@ -59,6 +59,15 @@ def driver(store: ObjectStore, seed: int, attempts: int = 4) -> ManifestLog:
     return ManifestLog(store, seeded_runtime(seed), attempts=attempts)
 
 
+async def begun(store: ObjectStore, seed: int, batches: int = 0) -> ManifestLog:
+    """Return the log of a driver that leads, and has committed so many batches."""
+    log = driver(store, seed)
+    await log.fence(QUERY)
+    for batch in range(batches):
+        await commit(log, batch)
+    return log
+
+
 async def commit(log: ManifestLog, batch_id: int, *, oldest: int = 0, objects: tuple[str, ...] = ()) -> int:
     """Commit the next checkpoint and return its number."""
     body = checkpoint(log.next_sequence, batch_id, objects=objects)

@@ -120,6 +120,8 @@ class World:
         self._tables = 0
 
     async def __aenter__(self) -> "World":
+        """Start one TaskManager."""
+        await self.start(1)
         return self
 
     async def __aexit__(self, *_: object) -> None:
