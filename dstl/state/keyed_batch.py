@@ -164,8 +164,8 @@ class BatchReader:
         starts, taken, keys = self._keys_of(batch)
         key_groups = self._column(batch, KEY_GROUP_COLUMN).take(pa.array(starts)).to_pylist()
         if self._style == "pandas":
-            types = [field.dataType for field in self._keys.schema.fields]
-            values = [key_values(column, kind) for column, kind in zip(taken, types, strict=True)]
+            fields = self._keys.schema.fields
+            values = [key_values(column, of.dataType, of.name) for column, of in zip(taken, fields, strict=True)]
         else:
             values = [python_values(column) for column in taken]
         tuples: list[tuple[Any, ...]] = list(zip(*values, strict=True)) if values else [()] * len(starts)

@@ -186,6 +186,12 @@ def test_a_frame_with_a_hole_does_not_make_floats_of_the_others_integers():
     assert [r["n"] for r in run(make, ONE, "k string", "n long")] == [big, None, 5, 7]
 
 
+def test_a_time_that_no_frame_can_hold_is_named_with_its_column():
+    rows = pa.table({"k": ["a"], "t": pa.array([datetime.datetime(1, 1, 1)], pa.timestamp("us"))})
+    with pytest.raises(Invalid, match="column 't' does not fit a frame of pandas, whose times are of 1677 to 2262"):
+        run(yielding(pd.DataFrame({"n": [1]})), rows, "k string, t timestamp_ntz", "n int")
+
+
 def test_outputs_by_position_where_no_column_has_a_name():
     make = yielding(pd.DataFrame([["x", 1], ["y", 2]]))
     assert run(make, ONE, "k string", "a string, n int") == [{"a": "x", "n": 1}, {"a": "y", "n": 2}]

@@ -128,6 +128,14 @@ def test_types_learned_from_one_value_do_not_let_a_wrong_one_pass():
             codec.encode(bad)
 
 
+@pytest.mark.parametrize("data_type", ["timestamp", "timestamp_ntz", "date", "interval day to second"])
+def test_the_null_of_pandas_times_is_refused_with_what_to_write(data_type):
+    import pandas as pd
+
+    with pytest.raises(Invalid, match="NaT is pandas' null and no value: write None instead"):
+        ValueCodec("s", [parse_ddl(f"v {data_type}")]).encode((pd.NaT,))
+
+
 def test_numpy_scalars_are_taken():
     import numpy as np
 

@@ -209,7 +209,7 @@ class ManifestReader:
             lost = _lost_records(scan)
             # What a driver deletes while this one lists lies below its boundary by the next look.
             if lost.keys() == gone.keys():
-                return replace(scan, damaged={**scan.damaged, **lost})
+                return replace(scan, damaged={**scan.damaged, **lost}) if lost else scan
             gone = lost
         raise Unavailable(f"the manifest log of {self.store.location} moves on faster than it can be read: try again")
 

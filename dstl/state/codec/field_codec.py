@@ -98,10 +98,18 @@ class FieldCodec:
 
 
 def plain(value: Any) -> Any:
-    """Return a Python value for a numpy or pandas scalar; anything else is returned as it is."""
+    """Return a Python value for a numpy or pandas scalar; anything else is returned as it is.
+
+    Raises:
+        TypeError: It is the null of pandas' times, which would count as a datetime.
+    """
     if isinstance(value, datetime.datetime):
         to_pydatetime = getattr(value, "to_pydatetime", None)
-        return value if to_pydatetime is None else to_pydatetime()
+        if to_pydatetime is None:
+            return value
+        if value != value:
+            raise TypeError("NaT is pandas' null and no value: write None instead")
+        return to_pydatetime()
     item = getattr(value, "item", None)
     if item is not None and getattr(value, "ndim", None) == 0:
         return item()

@@ -28,6 +28,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from dstl.errors import Invalid
 from dstl.state.codec.field_codec import INTEGERS
 from dstl.state.frames.row_reader import python_values
 
@@ -124,7 +125,7 @@ def frame_of(schema: StructType, columns: Sequence[pa.Array], count: int) -> Cal
     """Return a function that makes the frame of the rows ``[start, stop)``, numbered from 0."""
     import pandas as pd
 
-    series = [_series(column, field.dataType) for column, field in zip(columns, schema.fields, strict=True)]
+    series = [_series(column, field.dataType, field.name) for column, field in zip(columns, schema.fields, strict=True)]
     # A mixed column of booleans and nulls is a boolean column again in a slice that has no nulls.
     infer = any(
         isinstance(f.dataType, BooleanType) and c.null_count for f, c in zip(schema.fields, columns, strict=True)
@@ -138,17 +139,17 @@ def frame_of(schema: StructType, columns: Sequence[pa.Array], count: int) -> Cal
     return cut
 
 
-def key_values(column: pa.Array, data_type: DataType) -> list[Any]:
+def key_values(column: pa.Array, data_type: DataType, name: str) -> list[Any]:
     """Return a grouping column as a pandas-style processor gets it in its key tuple.
 
     Timestamps are ``pandas.Timestamp`` as in Spark; integers stay integers (Spark makes floats of them beside a null).
     """
     if isinstance(data_type, (TimestampType, TimestampNTZType)):
-        return list(_series(column, data_type).tolist())
+        return list(_series(column, data_type, name).tolist())
     return python_values(column)
 
 
-def _series(column: pa.Array, data_type: DataType) -> Any:
+def _series(column: pa.Array, data_type: DataType, name: str) -> Any:
     import pandas as pd
 
     if isinstance(data_type, INTEGERS):
@@ -169,7 +170,13 @@ def _series(column: pa.Array, data_type: DataType) -> Any:
         struct_in_pandas="dict",
         error_on_duplicated_field_names=False,
     )
-    values = column.to_pandas(date_as_object=True, coerce_temporal_nanoseconds=True, integer_object_nulls=True)
+    try:
+        values = column.to_pandas(date_as_object=True, coerce_temporal_nanoseconds=True, integer_object_nulls=True)
+    except pa.ArrowInvalid as error:
+        raise Invalid(
+            f"column {name!r} does not fit a frame of pandas, whose times are of 1677 to 2262 ({error}): cast it to a "
+            "string in front of the operator, or use transformWithState, whose rows have all times"
+        ) from None
     return convert(values)
 
 
