@@ -122,9 +122,13 @@ class TaskManagerProcess:
         """True until the process has ended."""
         return self._process.poll() is None
 
-    def wait(self) -> None:
-        """Return when the process has ended, for whatever reason."""
-        self._process.wait()
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return True when the process has ended, for whatever reason, or False after ``timeout`` seconds."""
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def stop(self, timeout: float = 10.0) -> None:
         """Close the pipe, wait for the process to end by itself, and kill it when it does not. Idempotent."""

@@ -265,6 +265,7 @@ class StateBackend(StatefulOperators, ReadableStates):
             self._loop.run(self._service.start())
             if local:
                 self._launcher.spec = LaunchSpec("", self._service.address, self._secret, host=LOOPBACK)
+                self._launcher.registered = self._service.fleet.all
         except BaseException:
             if self._monitor is not None:
                 self._monitor.close()

@@ -20,6 +20,8 @@ from tests.simulation.spark import QueryLogs
 
 DELAY_MS = 1000
 """How far the watermark stays behind the latest event time."""
+SPARKS_DELAY_MS = 1700
+"""How far Spark's own does, which no operator of ours makes."""
 CLOCK_HOLD_MS = 300
 """How long time stands still when a clock is behind: for some batches."""
 TTL_MS = 3000
@@ -40,7 +42,7 @@ def event_time_ms(operation: int) -> int:
 def sparks_watermark_ms(logs: QueryLogs, batch: int, run: str = "") -> int:
     """Return Spark's own watermark of a batch: behind the latest event time of all rows before it."""
     before = range(logs.range_of(batch, run).start) if batch > 0 else ()
-    return max(0, max(map(event_time_ms, before), default=0) - DELAY_MS)
+    return max(0, max(map(event_time_ms, before), default=0) - SPARKS_DELAY_MS)
 
 
 class Recorder(StatefulProcessor):  # type: ignore[misc]

@@ -138,7 +138,7 @@ class DriverActor:
             groups = options.task_manager.max_parallelism
             definition = simulated_operator(operator, options.parallelism, groups, version=options.version)
             await definition.announce_to(self.service)
-        self.fleet.start(self.service.address, options.task_manager, options.task_managers or 0)
+        self.fleet.start(self.service, options.task_manager, options.task_managers or 0)
         try:
             await world.threads.run(partial(run_program, self, world, runtime.clock))
             await directory.settle()

@@ -49,7 +49,7 @@ from dstl.state.vectorised.time_windows import TimeWindows
 from dstl.taskmanager.reads import TableSource, client_of
 from materializer.tables import HeapStateTable, StateTable
 from tests.simulation.all_kinds import AllKinds
-from tests.simulation.clocked_model import DELAY_MS, Batch, Recorder, event_time_ms
+from tests.simulation.clocked_model import SPARKS_DELAY_MS, Batch, Recorder, event_time_ms
 from tests.simulation.evolving import Evolving
 from tests.simulation.face_input import EVENT_TIME, FRONT, KEY, MOMENT, PAIR, ROW, broadcast_rows, input_rows, processed
 from tests.simulation.spark import WALL_CLOCK, rules_in
@@ -336,7 +336,7 @@ FACES: Mapping[str, Callable[..., TaskDefinition]] = {
     "event-clock": processed(lambda: Recorder(True), "row"),
     WALL_CLOCK: processed(lambda: Recorder(False), "row", "processingTime"),
     "windows": _aggregated("windows"),
-    SPARKS: _aggregated("windows", EventTime("at", DELAY_MS, follows="spark")),
+    SPARKS: _aggregated("windows", EventTime("at", SPARKS_DELAY_MS, follows="spark")),
     "sessions": _aggregated("sessions"),
     "groups": _aggregated("groups"),
     "first-rows": _deduplicated,

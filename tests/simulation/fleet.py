@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from functools import partial
 from random import Random
 
 from dstl.checkpoint.fleet.resource_manager import ExecutorHosts
+from dstl.checkpoint.service import CoordinatorService
 from dstl.rpc.client import Address
 from dstl.rpc.protocol import Secret
+from dstl.spark.application.fleet_launcher import START_S
 from dstl.taskmanager.config import TaskManagerConfig
 from tests.simulation.faults import FaultKind
 from tests.simulation.process import Process
@@ -42,15 +45,16 @@ class SimulatedFleet:
         self._began = world.loop.time()
         self._children: dict[str, TaskManagerActor] = {}
         self._started = 0
+        self._registered: Container[str] = ()
         self._config: TaskManagerConfig | None = None
         self._coordinator: Address | None = None
         self._forgetful = world.rng(f"{driver.name}:given-up")
         self._launches = world.rng(f"{driver.name}:launches")
         self._between_s = self._launches.choice(_BETWEEN_EXECUTORS_S)
 
-    def start(self, coordinator: Address, config: TaskManagerConfig, count: int) -> None:
-        """Start so many, unless hosts do that."""
-        self._coordinator, self._config = coordinator, config
+    def start(self, service: CoordinatorService, config: TaskManagerConfig, count: int) -> None:
+        """Start so many for a coordinator, unless hosts do that."""
+        self._coordinator, self._config, self._registered = service.address, config, service.fleet.all
         for _ in range(0 if self._slots else count):
             self._start()
 
@@ -108,6 +112,11 @@ class SimulatedFleet:
         actor = self._children[member_id] = self._make(member_id, member_id, DRIVERS_HOST, self._rng)
         # The launcher sees its children end, also those that have never registered.
         actor.process.on_death.append(lambda: self._driver.post(self.replace, member_id, delay=1.0))
+        self._driver.post(self._look_whether_late, member_id, delay=START_S)
+
+    def _look_whether_late(self, member_id: str) -> None:
+        if member_id not in self._registered:
+            self.replace(member_id)
 
     def _make(self, name: str, member_id: str, host: str, rng: Random) -> TaskManagerActor:
         assert self._coordinator is not None

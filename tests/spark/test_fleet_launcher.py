@@ -14,6 +14,7 @@ from dstl.process.launch_spec import LaunchSpec
 from dstl.rpc.client import Address
 from dstl.rpc.protocol import Secret
 from dstl.spark import worker_process
+from dstl.spark.application import fleet_launcher
 from dstl.spark.application.fleet_launcher import FleetLauncher
 from dstl.spark.application.session import local_slots
 
@@ -74,6 +75,21 @@ def test_those_that_had_registered_are_replaced_however_often_they_are_lost(proc
         launcher.lost(f"taskmanager-{number + 1}")
     time.sleep(0.1)
     assert len(processes.pids) == 112, "one was replaced twice"
+
+
+def test_one_that_hangs_before_it_has_registered_is_replaced(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_launcher, "START_S", 0.5)
+    launcher = processes.start(2, "read line; read for_ever")
+    launcher.registered = {"taskmanager-2", "taskmanager-3"}
+    wait_until(lambda: len(processes.pids) == 2)
+    hanging = launcher._processes["taskmanager-1"].pid
+    os.kill(hanging, signal.SIGSTOP)
+    wait_until(lambda: len(processes.pids) == 3)
+    wait_until(lambda: not Path(f"/proc/{hanging}").exists())
+    time.sleep(1.0)
+    assert sorted(launcher._processes) == ["taskmanager-2", "taskmanager-3"], "those that serve stay"
 
 
 def test_after_the_end_nobody_is_replaced(processes: Processes) -> None:

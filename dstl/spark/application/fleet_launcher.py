@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Container
 from dataclasses import replace
 
 from dstl.process.launch_spec import LaunchSpec, TaskManagerProcess
@@ -11,6 +12,8 @@ from dstl.process.launch_spec import LaunchSpec, TaskManagerProcess
 _log = logging.getLogger(__name__)
 _MOST_EARLY_ENDS = 5
 """In a row: one may be killed for the machine's memory, and so may its successor; five say that every one ends."""
+START_S = 120.0
+"""A TaskManager serves within seconds of its start, on a machine with much else to do within half a minute."""
 
 
 class FleetLauncher:
@@ -18,10 +21,13 @@ class FleetLauncher:
 
     Attributes:
         spec: What each is given; its ``member_id`` is filled in. None on a cluster, where this starts nothing.
+        registered: The names of those that have registered; None where nobody tells: then one that hangs before it
+            has registered is not found out.
     """
 
     def __init__(self, size: int) -> None:
         self.spec: LaunchSpec | None = None
+        self.registered: Container[str] | None = None
         self._size = size
         self._lock = threading.Lock()
         self._processes: dict[str, TaskManagerProcess] = {}
@@ -77,5 +83,9 @@ class FleetLauncher:
         threading.Thread(target=self._watch, args=(member_id, process), name=f"dstl-{member_id}", daemon=True).start()
 
     def _watch(self, member_id: str, process: TaskManagerProcess) -> None:
-        process.wait()
+        if not process.wait(START_S):
+            if self.registered is None or member_id in self.registered:
+                process.wait()
+            else:
+                _log.warning("TaskManager %s has not registered within %g s: it is given up", member_id, START_S)
         self.replace(member_id)
