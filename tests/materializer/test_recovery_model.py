@@ -279,7 +279,6 @@ async def test_a_checkpoint_fails_cleanly_while_the_store_is_down_and_bases_come
             await world.materialized()
         assert world.newest.materialized
         await world.check(world.newest, 2)
-        failed = sum(member.recorder.counters["failedMaterialization"] for member in world.members)
         done = sum(member.recorder.counters["completedMaterialization"] for member in world.members)
-        assert done > 0
-        assert failed >= 0
+        assert done == 24, "each of both TaskManagers has one behind each batch"
+        assert store.fired
