@@ -54,6 +54,7 @@ from dstl.spark.application.session import (
 )
 from dstl.spark.application.shutdown import shut_down
 from dstl.spark.listener import CheckpointMetrics, Listeners
+from dstl.spark.operators.aggregation import check_input
 from dstl.spark.operators.arguments import check_operator_name, choice, count_within, flag
 from dstl.spark.operators.grouped_stream import OperatorHost
 from dstl.spark.operators.stateful_operators import StatefulOperators
@@ -193,6 +194,7 @@ class StateBackend(StatefulOperators, ReadableStates):
         chosen = session.sparkContext.defaultParallelism if parallelism is None else parallelism
         self._parallelism = count_within("parallelism", chosen, max_parallelism, _MAXIMUM)
         self._operators: list[str] = []
+        self._repeating: set[str] = set()
         self._unnamed = 0
         self._has_warned = False
         self._recorder = MetricSet()
@@ -411,6 +413,7 @@ class StateBackend(StatefulOperators, ReadableStates):
     def _run(self, keyed: DataFrame, definition: TaskDefinition) -> DataFrame:
         if not self._local and has_state_of_spark(keyed):
             raise Invalid(f"operator {definition.uid!r}: {ON_A_CLUSTER}")
+        check_input(keyed, definition, self._repeating)
         if definition.needs_watermark_batches:
             begin = partial(latest_watermark, self._store, system_runtime())
             keyed = with_watermark_batches(keyed, self._watermark, lambda: self._loop.run(begin()))

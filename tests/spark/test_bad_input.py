@@ -447,6 +447,24 @@ def test_arrow_batches_without_a_limit_are_refused_where_a_source_in_python_is_n
     assert [row[0] for row in source.output("k string")] == ["a"]
 
 
+@pytest.mark.parametrize("mode", ["update", "complete"])
+def test_an_aggregate_of_groups_that_come_again_is_refused(mode: Any, home: Home) -> None:
+    """Before, each change of a group counted, without a word."""
+    df = home.stream("k string, t timestamp, v long").read().withWatermark("t", "1 minute")
+    with home.backend(parallelism=1) as backend:
+
+        def sums(mode: Any, name: str) -> Any:
+            of = backend.groupBy(df, F.window("t", "5 minutes"), "k")
+            return of.agg(F.sum("v").alias("s"), outputMode=mode, name=name).where("s > 0")
+
+        repeated = sums(mode, "sums")
+        with pytest.raises(Invalid, match=r"'all': its rows are results of operator 'sums', .* outputMode='append'"):
+            backend.groupBy(repeated, "k").agg(F.sum("s").alias("all"), name="all")
+        distinct = backend.dropDuplicates(repeated, ["k"], name="distinct")
+        backend.groupBy(distinct, "k").agg(F.count("*").alias("n"), name="counts")
+        backend.groupBy(sums("append", "once"), "k").agg(F.sum("s").alias("all"), name="all")
+
+
 def test_state_of_another_mode_is_refused_when_the_query_starts(home: Home) -> None:
     source = home.stream("k string, v long")
     source.add([{"k": "a", "v": 1}])

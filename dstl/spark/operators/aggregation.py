@@ -14,7 +14,7 @@ from dstl.errors import Invalid, brief, named
 from dstl.spark.operators.aggregate_columns import AnalysedAggregation, GroupingWindow, analyse, moment_of
 from dstl.spark.operators.arguments import time_to_live
 from dstl.spark.operators.input_checks import MOMENTS, SESSION_WINDOW, WATERMARK_DELAY, check_hashable, check_stream
-from dstl.spark.query.plan import watermark_follows
+from dstl.spark.query.plan import operators_in_front, watermark_follows
 from dstl.spark.task_definition import EventTime, OperatorPlace, TaskDefinition, TaskRunner
 from dstl.state.frames.row_writer import arrow_schema_of
 from dstl.state.registry import StateRegistry
@@ -59,6 +59,29 @@ class AggregationDefinition(TaskDefinition):
     def _runner(self, registry: StateRegistry) -> AggregationRunner | SessionRunner:
         kind = SessionRunner if self.aggregation.session else AggregationRunner
         return kind(self.aggregation, operator=self.uid, registry=registry)
+
+
+def check_input(rows: DataFrame, definition: TaskDefinition, repeating: set[str]) -> None:
+    """Refuse an aggregate behind one whose groups come again with each of their changes, as Spark does.
+
+    Args:
+        rows: What the operator takes.
+        definition: The operator; others than aggregates know what to do with such rows.
+        repeating: The names of such aggregates; this one's is added where it is one.
+
+    Raises:
+        Invalid: A group would count once for each of its changes.
+    """
+    if not isinstance(definition, AggregationDefinition) or not rows.isStreaming:
+        return
+    for uid in sorted(operators_in_front(rows, definition.uid) & repeating):
+        raise Invalid(
+            f"operator {definition.uid!r}: its rows are results of operator {uid!r}, whose output mode has a group "
+            f"come again with each of its changes, and would count several times: give {uid!r} outputMode='append', "
+            "or take the last of each group in a processor (transformWithState)"
+        )
+    if definition.aggregation.mode != "append":
+        repeating.add(definition.uid)
 
 
 def define_grouped_aggregation(

@@ -101,6 +101,20 @@ def counted_operator(node: Any) -> str | None:
     return str(node.name().removeprefix("dstl_"))
 
 
+def operators_in_front(df: DataFrame, uid: str) -> set[str]:
+    """Return the names of the operators of ours whose rows reach an operator with no other one of ours in between."""
+    return set(_nearest(df._jdf.queryExecution().analyzed(), uid))
+
+
+def _nearest(node: Any, uid: str) -> Iterator[str]:
+    name = counted_operator(node)
+    if name is not None and name != uid:
+        yield name
+        return
+    for child in children_of(node):
+        yield from _nearest(child, uid)
+
+
 def is_stateful(node: Any, gateway: Any) -> bool:
     """Return True for a physical node that is a stateful operator of Spark's own."""
     writer = "org.apache.spark.sql.execution.streaming.operators.stateful.StateStoreWriter"
