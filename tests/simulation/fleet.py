@@ -21,7 +21,7 @@ DRIVERS_HOST = "simulated"
 _MOST_REPLACEMENTS = 100  # then something ends every one
 _BETWEEN_EXECUTORS_S = (0.0, 0.8)
 """One is drawn: all executors are there, or come one by one."""
-_COMES_TO_NOTHING = 0.1
+_COMES_TO_NOTHING = 0.25
 """Share of the launches on hosts that end at once, as where an interpreter is missing."""
 
 
