@@ -82,9 +82,12 @@ class Mutant:
                 arguments["tmp_path"] = Path(directory)
             if "monkeypatch" in parameters:
                 arguments["monkeypatch"] = monkeypatch
-            result = test(**arguments)
-            if inspect.iscoroutine(result):
-                asyncio.run(asyncio.wait_for(result, _LONGEST_S))
+            # What else it asks for are fixtures that take the seed alone.
+            fixtures = {n: _fixture(module, n)(seed) for n in _needed(parameters) - arguments.keys()}
+            if inspect.iscoroutinefunction(test):
+                asyncio.run(asyncio.wait_for(_run(test, arguments, fixtures), _LONGEST_S))
+            else:
+                test(**arguments, **fixtures)
 
     def plan(self) -> FaultPlan:
         """Return the faults under which few seeds show it."""
@@ -98,6 +101,19 @@ class Mutant:
             only=faults.get("only", ""),
             local_errors=faults.get("local_errors", 0.0),
         )
+
+
+def _needed(parameters: Mapping[str, inspect.Parameter]) -> set[str]:
+    return {name for name, each in parameters.items() if each.default is inspect.Parameter.empty}
+
+
+def _fixture(module: ModuleType, name: str) -> Any:
+    return inspect.unwrap(getattr(module, name, None) or getattr(_load_tests("conftest.py"), name))
+
+
+async def _run(test: Any, arguments: dict[str, Any], fixtures: dict[str, Any]) -> None:
+    made = {name: await each if inspect.isawaitable(each) else each for name, each in fixtures.items()}
+    await test(**arguments, **made)
 
 
 def known_bugs() -> list[Mutant]:

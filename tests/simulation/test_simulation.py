@@ -86,7 +86,7 @@ def test_the_trace_does_not_depend_on_the_hash_seed() -> None:
 
 
 def test_without_faults_each_batch_is_one_checkpoint() -> None:
-    result = run_seed(9, plan=FaultPlan(), target_batches=10)  # a world without calm runs behind it
+    result = run_seed(10, plan=FaultPlan(), target_batches=10)  # a world with nothing behind its batches
     assert result.violations == ()
     assert result.batches == result.checkpoints
     assert result.batches >= 10
