@@ -97,7 +97,9 @@ def test_a_table_that_finds_no_file_free_says_what_to_raise(tmp_path: Path) -> N
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with closing(RocksDBStateTable(tmp_path / "t", SMALL)) as table:
         table.apply(changes(put(1, 0, b"a", b"", b"1")))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), limit[1]))
+        free = os.dup(0)  # the lowest number that is free, and so the next one
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limit[1]))
         try:
             with pytest.raises(Unavailable, match=r"Too many open files; allow more open files \(ulimit -n\)"):
                 table.snapshot()

@@ -37,6 +37,8 @@ class BlockingSocket(asyncio.Protocol):
         self._timeout: float | None = None
         self._coming: deque[bytes] = deque()
         self._moved: asyncio.Future[None] | None = None
+        if network.closed:
+            raise ConnectionRefusedError(f"port {port}: the world has ended")
         self._near, self._far = socket.socketpair()
         network.sockets.append(self)
         for each in (self._near, self._far):
