@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -16,6 +17,7 @@ PLAIN = "plain:"
 FILES_OWNER = "files"
 """Stands for the query in a location of files alone: no ``StateBackend`` takes it for its own."""
 _ELSEWHERE = "at:"
+_BARRIER = re.compile(r"(offsets|commits)/(\d+)")
 MAX_PATH = 512
 """Most characters of a path: those of an object's name, under which ``dstl files export`` writes the file."""
 
@@ -33,6 +35,12 @@ def foreign_object(name: str) -> tuple[str, str] | None:
         return None
     location, _, inner = name.removeprefix(_ELSEWHERE).partition("#")
     return unquote(location), inner
+
+
+def barrier_batch(path: str, kind: str | None = None) -> int | None:
+    """Return the batch of a barrier, ``offsets/N`` or ``commits/N``; None for any other path, or another kind."""
+    found = _BARRIER.fullmatch(path)
+    return int(found[2]) if found is not None and kind in (None, found[1]) else None
 
 
 def is_path(path: str) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from dstl.crash_points import reach
 from dstl.errors import Fenced, ObjectExists, OutcomeUnknown, TaskManagerLost
 from dstl.files.file_log import FileLog, Lane
-from dstl.files.namespace import barrier_batch, is_of_the_driver
+from dstl.files.namespace import is_of_the_driver
 from dstl.files.options import FileOptions
 from dstl.files.records import Barrier, Records
 from dstl.files.riders import Rider
@@ -22,6 +22,7 @@ from dstl.files.rules import batch_of, is_late
 from dstl.rpc.codec import Payload
 from dstl.rpc.fleet_messages import Persisted
 from dstl.runtime import Clock
+from handles.file_record import barrier_batch
 
 _log = logging.getLogger(__name__)
 

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from dstl.checkpoint.assembly import inlined_handles
 from dstl.errors import Fenced, TaskManagerLost
 from dstl.files.index import FileIndex
-from dstl.files.namespace import barrier_batch
 from dstl.files.riders import wins
 from dstl.files.rules import batch_of, check_complete, is_ahead, is_final, next_version
 from dstl.rpc.fleet_messages import Persisted, PersistedFile
-from handles.file_record import FileEntry, FileRecord
+from handles.file_record import FileEntry, FileRecord, barrier_batch
 from handles.segment_handle import SegmentHandle
 
 WHOLE_EVERY = 100

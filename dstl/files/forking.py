@@ -13,20 +13,14 @@ from dstl.files.config import FileConfig
 from dstl.files.file_log import FileLog
 from dstl.files.index import HELD, file_steps
 from dstl.files.leader import LeaderDirectory, own_directory
-from dstl.files.namespace import (
-    SCHEME,
-    barrier_batch,
-    is_of_a_backend,
-    location_of,
-    plain_location_of,
-)
+from dstl.files.namespace import SCHEME, is_of_a_backend, location_of, plain_location_of
 from dstl.files.origins import OpenStore, Origins, root_of
 from dstl.files.query_directory import QueryDirectory
 from dstl.files.reader import FileReader
 from dstl.files.records import OWNER
 from dstl.rpc.fleet_messages import Persisted, PersistedFile, PersistedPart
 from dstl.runtime import Runtime, closed_after
-from handles.file_record import PLAIN, FileEntry, elsewhere, foreign_object
+from handles.file_record import PLAIN, FileEntry, barrier_batch, elsewhere, foreign_object
 from handles.key_group import KeyGroupRange
 from handles.segment_handle import SegmentHandle
 

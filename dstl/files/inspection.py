@@ -17,14 +17,14 @@ from dstl.errors import CorruptData, Invalid, MissingState
 from dstl.files.directory import Directory
 from dstl.files.forking import opened_directory
 from dstl.files.index import HELD, FileIndex, file_steps
-from dstl.files.namespace import StateFile, barrier_batch, is_of_a_backend, location_of, plain_location_of
+from dstl.files.namespace import StateFile, is_of_a_backend, location_of, plain_location_of
 from dstl.files.origins import OpenStore, Origins
 from dstl.files.reader import FileReader
 from dstl.files.records import OWNER
 from dstl.files.rules import is_ahead
 from dstl.runtime import Runtime, closed_after
 from dstl.store.base import ObjectStore
-from handles.file_record import FileEntry, foreign_object
+from handles.file_record import FileEntry, barrier_batch, foreign_object
 
 Progress = Callable[[int, int], None]
 

@@ -12,7 +12,7 @@ from dstl.files.config import FileConfig
 from dstl.files.directory import Directory, Listed, listed
 from dstl.files.file_log import FileLog
 from dstl.files.file_run import FileRun
-from dstl.files.namespace import METADATA, barrier_batch
+from dstl.files.namespace import METADATA
 from dstl.files.options import FileOptions
 from dstl.files.participants import Participants
 from dstl.files.records import OwnRecords, Records
@@ -20,7 +20,7 @@ from dstl.files.riders import Rider
 from dstl.files.rules import batch_of
 from dstl.rpc.codec import Payload
 from dstl.runtime import Clock, Runtime
-from handles.file_record import FileEntry
+from handles.file_record import FileEntry, barrier_batch
 
 _log = logging.getLogger(__name__)
 

@@ -24,7 +24,6 @@ _INNER = re.compile(
     r"metadata|(?:offsets|commits)(?:/[^/]+)?|sources(?:/[^/]+(?:/.*)?)?|state(?:/\d+(?:/(?:\d+|_\w+)(?:/.*)?)?)?",
     re.DOTALL,
 )
-_BARRIER = re.compile(r"(offsets|commits)/(\d+)")
 _STATE = re.compile(r"(state/\d+/\d+(?:/[^/]+)*?)/(\d+)(?:_([0-9A-Za-z-]+))?\.(changelog|delta|zip|snapshot)(\.crc)?")
 _DESCRIPTION = re.compile(r"state/\d+/(?:_metadata/v\d+/|_stateSchema/[^/]+/)(\d+)(?:_[0-9A-Za-z-]+)?(?:\.crc)?")
 _OPERATOR_METADATA = re.compile(r"state/\d+/_metadata/metadata")
@@ -97,12 +96,6 @@ def state_version(inner: str) -> int | None:
     """Return the version of a state store's file; None for any other path."""
     found = _STATE.fullmatch(inner)
     return int(found[2]) if found is not None else None
-
-
-def barrier_batch(inner: str, kind: str | None = None) -> int | None:
-    """Return the batch of a barrier, ``offsets/N`` or ``commits/N``; None for any other path, or another kind."""
-    found = _BARRIER.fullmatch(inner)
-    return int(found[2]) if found is not None and kind in (None, found[1]) else None
 
 
 def description_batch(inner: str) -> int | None:

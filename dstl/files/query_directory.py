@@ -15,12 +15,13 @@ from dstl.files.directory import Listed
 from dstl.files.file_log import FileLog
 from dstl.files.file_run import FileRun
 from dstl.files.leader import LeaderDirectory
-from dstl.files.namespace import METADATA, barrier_batch
+from dstl.files.namespace import METADATA
 from dstl.files.options import FileOptions
 from dstl.files.participants import Participants
 from dstl.files.query_records import WHOLE_EVERY, QueryRecords, json_field, query_id_of
 from dstl.rpc.codec import Payload
 from dstl.runtime import Runtime
+from handles.file_record import barrier_batch
 
 
 class QueryDirectory(LeaderDirectory):

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dstl.errors import Fenced, Invalid, TaskManagerLost
 from dstl.files.directory import Directory, Listed, overlaid
 from dstl.files.file_log import ALL_LANES, FileLog
-from dstl.files.namespace import barrier_batch
 from dstl.files.options import FileOptions
 from dstl.files.riders import Rider
 from dstl.files.rules import batch_of, is_late
@@ -17,7 +16,7 @@ from dstl.rpc.async_connection import AsyncConnection
 from dstl.rpc.codec import Payload
 from dstl.rpc.file_messages import FindFile, ListFiles, ServeRoot, StatFile, StoredFiles
 from dstl.runtime import Runtime
-from handles.file_record import FileEntry
+from handles.file_record import FileEntry, barrier_batch
 
 _log = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 
 from dstl.checkpoint.manifest.format import MANIFESTS
 from dstl.errors import AccessDenied, Invalid, ObjectNotFound
-from dstl.files.namespace import METADATA, FilePath, barrier_batch, is_of_a_backend, location_of, plain_location_of
+from dstl.files.namespace import METADATA, FilePath, is_of_a_backend, location_of, plain_location_of
 from dstl.files.records import FRESH_S
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from dstl.store.retry_policy import RetryPolicy
-from handles.file_record import MAX_PATH
+from handles.file_record import MAX_PATH, barrier_batch
 
 
 class CheckpointRoots:

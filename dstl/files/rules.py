@@ -6,8 +6,9 @@ import json
 from collections.abc import Collection, Container, Iterable
 
 from dstl.errors import TaskManagerLost
-from dstl.files.namespace import StateFile, barrier_batch, description_batch, is_snapshot
+from dstl.files.namespace import StateFile, description_batch, is_snapshot
 from dstl.files.riders import Rider
+from handles.file_record import barrier_batch
 
 
 def is_final(path: str, committed: Container[str]) -> bool:

@@ -6,9 +6,10 @@ import random
 import pytest
 
 from dstl.errors import Invalid, ObjectNotFound, TaskManagerLost
-from dstl.files.namespace import FilePath, StateFile, barrier_batch, is_of_the_driver, is_snapshot, location_of
+from dstl.files.namespace import FilePath, StateFile, is_of_the_driver, is_snapshot, location_of
 from dstl.files.roots import CheckpointRoots
 from dstl.files.rules import check_complete, is_ahead, is_final, needs_snapshots, next_version
+from handles.file_record import barrier_batch
 from worlds.files import Stores, application
 
 

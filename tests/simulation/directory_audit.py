@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dstl.files.namespace import barrier_batch
-from handles.file_record import FileRecord
+from handles.file_record import FileRecord, barrier_batch
 from tests.simulation.stage import Stage
 from tests.simulation.store import Stored
 

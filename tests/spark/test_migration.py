@@ -217,7 +217,8 @@ def test_a_query_stands_behind_its_last_commit() -> None:
     assert position_of("place", metadata, 4, offsets, commit) == Position("q", 4, 7000, 5000)
     none = position_of("place", metadata, 4, offsets.replace("5000", "0"), commit.replace("7000", "0"))
     assert none == Position("q", 4, None, None)
-    for texts in (("{}", offsets, commit), (metadata, "v1\n-", commit), (metadata, offsets, 'v1\n{"x":')):
+    damaged = (("{}", offsets, commit), ('{"id":""}', offsets, commit), (metadata, "v1\n-", commit))
+    for texts in (*damaged, (metadata, offsets, 'v1\n{"x":')):
         with pytest.raises(CorruptData, match="not what Spark writes"):
             position_of("place", texts[0], 4, texts[1], texts[2])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +16,7 @@ from dstl.runtime import Runtime
 from dstl.store.base import ObjectInfo, ObjectStore
 from dstl.store.retry_policy import RetryPolicy
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
+from handles.file_record import barrier_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +96,6 @@ def retained_of(checkpoints: Iterable[CompletedCheckpoint]) -> list[CompletedChe
     return kept
 
 
-_BARRIER = re.compile(r"(offsets|commits)/([0-9]+)")
-
-
 def _lost_records(scan: ManifestScan) -> dict[int, DstlError]:
     """Return the errors of the records that are not there though a barrier of Spark's files was in them.
 
@@ -112,8 +109,8 @@ def _lost_records(scan: ManifestScan) -> dict[int, DstlError]:
     before = 0
     for sequence, files in steps[first:]:
         for kind, known in batches.items():
-            known -= _batches(kind, files.removed)
-            known |= _batches(kind, (row[0] for row in files.added))
+            known -= {barrier_batch(path, kind) for path in files.removed}
+            known |= {n for row in files.added if (n := barrier_batch(row[0], kind)) is not None}
         if not batches["offsets"]:
             continue
         planned = max(batches["offsets"])
@@ -126,11 +123,6 @@ def _lost_records(scan: ManifestScan) -> dict[int, DstlError]:
             batches["commits"].add(max(planned - 1, committed))
         before = sequence
     return lost
-
-
-def _batches(kind: str, paths: Iterable[str]) -> set[int]:
-    found = (_BARRIER.fullmatch(path) for path in paths)
-    return {int(each[2]) for each in found if each is not None and each[1] == kind}
 
 
 def _lost_record(sequence: int, what: str) -> CorruptData:

@@ -76,7 +76,7 @@ def without_state_ids(commit: str) -> str:
 
 def _field(text: str, name: str, kind: type[_T], path: str) -> _T:
     found = json_field(text.encode(), name)
-    if not isinstance(found, kind):
+    if not isinstance(found, kind) or found == "":
         raise CorruptData(f"{path} is not what Spark writes: restore it from a replica")
     return found
 
