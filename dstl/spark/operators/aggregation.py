@@ -76,9 +76,9 @@ def check_input(rows: DataFrame, definition: TaskDefinition, repeating: set[str]
         return
     for uid in sorted(operators_in_front(rows, definition.uid) & repeating):
         raise Invalid(
-            f"operator {definition.uid!r}: its rows are results of operator {uid!r}, whose output mode has a group "
-            f"come again with each of its changes, and would count several times: give {uid!r} outputMode='append', "
-            "or take the last of each group in a processor (transformWithState)"
+            f"operator {definition.uid!r}: its rows are results of operator {uid!r}, which sends a group again when it "
+            f"changes, so that it would count several times: give {uid!r} outputMode='append', or keep the last of "
+            "each group in a processor (transformWithState)"
         )
     if definition.aggregation.mode != "append":
         repeating.add(definition.uid)
