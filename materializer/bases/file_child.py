@@ -17,7 +17,7 @@ import resource
 import signal
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO
 
@@ -38,31 +38,36 @@ _LOOKED_UP = 64
 """Every so many keys one is looked up, for that reads filters and indexes, which a walk does not."""
 
 
-def _serve(path: str, cpu_seconds: int, requests: BinaryIO, out: BinaryIO) -> None:
-    _limit(cpu_seconds)
-    import rocksdict
+def serve(rocksdict: Any, path: str, requests: BinaryIO, out: BinaryIO, alarm: Callable[[int], object]) -> None:
+    """Answer requests until there are no more.
 
+    Args:
+        rocksdict: The module.
+        path: Directory of the files.
+        requests: Lines, as the module says.
+        out: Takes the replies.
+        alarm: Ends the process in so many seconds, if it is not told 0 before.
+    """
     out.write(READY)
     out.flush()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     database: Any = None
     for line in requests:
         wrong = ""
         try:
-            signal.alarm(SILENT_S)
+            alarm(SILENT_S)
             if database is None:
                 database = _open(rocksdict, path)
             prefix = bytes.fromhex(line.decode())
             for piece in _entries(database, prefix) if prefix else _checked(database):
-                signal.alarm(0)  # Who reads this may take its time.
+                alarm(0)  # Who reads this may take its time.
                 out.write(piece)
                 out.flush()
-                signal.alarm(SILENT_S)
+                alarm(SILENT_S)
         except BrokenPipeError:
             return
         except Exception as error:
             wrong = str(error) or type(error).__name__
-        signal.alarm(0)
+        alarm(0)
         said = wrong.encode()[:1000]
         out.write(RECORD.pack(END, len(said)) + said)
         out.flush()
@@ -154,4 +159,8 @@ def _next_key(cursor: Any, last: bytes) -> bytes:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], int(sys.argv[2]), sys.stdin.buffer, sys.stdout.buffer)
+    _limit(int(sys.argv[2]))
+    import rocksdict  # what is wrong with it, standard error shows
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    serve(rocksdict, sys.argv[1], sys.stdin.buffer, sys.stdout.buffer, signal.alarm)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pyarrow as pa
 
@@ -40,7 +40,7 @@ class TableFileReader:
     def __init__(self, path: Path, name: str) -> None:
         self._path = path
         self._name = name
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Popen[bytes] | None = None
 
     def check(self) -> Iterator[float]:
         """Read every key, and yield now and then which share of them was read since.
@@ -116,7 +116,7 @@ class TableFileReader:
             "from an older base, and find out who can write to the store"
         )
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self) -> Popen[bytes]:
         if self._process is None:
             import_rocksdict()
             megabytes = sum(file.stat().st_size for file in self._path.iterdir()) / 1e6
@@ -124,10 +124,10 @@ class TableFileReader:
             if "LD_LIBRARY_PATH" in os.environ:  # without which some a Python does not start
                 environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
             try:
-                self._process = subprocess.Popen(
+                self._process = Popen(
                     [*_COMMAND, str(self._path), str(_CPU_S + int(_CPU_S_PER_MB * megabytes))],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
+                    stdin=PIPE,
+                    stdout=PIPE,
                     cwd="/",
                     env=environment,
                 )

@@ -45,19 +45,6 @@ print(json.dumps(sorted(entered)))
 """
 
 
-_CHILD = """
-import os, sys
-entered, out = set(), os.open(f"{{{!r}}}/{{os.getpid()}}.entered", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-def note(frame, event, arg):
-    code = frame.f_code
-    if event == "call" and code not in entered and code.co_filename.startswith({!r}):
-        entered.add(code)
-        os.write(out, f"{{code.co_filename}}:{{code.co_firstlineno}}\\n".encode())
-sys.setprofile(note)
-"""
-"""What a child does before all else, which may be killed at any time, or may not write much."""
-
-
 class Function(NamedTuple):
     """A function of a module: both as they are written, ``dstl/files/index.py`` and ``FileIndex.apply``."""
 
@@ -96,8 +83,7 @@ def _is_stub(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def entered_functions(work: Callable[[], object]) -> set[Function]:
-    """Return which functions are entered while something is done: in this thread, and in those and the processes that
-    it starts."""
+    """Return which functions are entered while something is done, in this thread and in those that it starts."""
     codes: set[CodeType] = set()
 
     def note(frame: FrameType, event: str, arg: object) -> None:
@@ -105,21 +91,15 @@ def entered_functions(work: Callable[[], object]) -> set[Function]:
         codes.add(frame.f_code)
 
     before = sys.gettrace()
-    with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "sitecustomize.py").write_text(_CHILD.format(directory, str(_ROOT)))
-        sys.path.insert(0, directory)
-        sys.settrace(note)
-        threading.settrace(note)
-        try:
-            work()
-        finally:
-            threading.settrace(before)
-            sys.settrace(before)
-            sys.path.remove(directory)
-        lines = [line for told in Path(directory).glob("*.entered") for line in told.read_text().splitlines()]
+    sys.settrace(note)
+    threading.settrace(note)
+    try:
+        work()
+    finally:
+        threading.settrace(before)
+        sys.settrace(before)
     known = functions()
     places = {(code.co_filename, code.co_firstlineno) for code in codes}
-    places |= {(file, int(line)) for file, _, line in (each.rpartition(":") for each in lines)}
     return {known[place] for place in places if place in known}
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from dstl.taskmanager.memory_limit import MemoryUse, read_memory_use
 from tests.simulation.faults import FaultKind, FaultPlan
+from tests.simulation.scratch import make_directory
 
 _SHORT = 0.12
 """Share of the worlds in which it runs short."""
@@ -60,7 +60,7 @@ class HostMemory:
         if is_full:
             self._count(FaultKind.MEMORY_FULL)
             self._trace("memory", "none is left")
-        root = self._root = self._root or Path(tempfile.mkdtemp(prefix="dstl-simulated-memory-"))
+        root = self._root = self._root or make_directory("memory")
         if is_full != self._was_full:
             self._write(root, is_full)
         return read_memory_use(root / "proc", root / "groups")

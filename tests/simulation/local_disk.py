@@ -12,7 +12,6 @@ import itertools
 import os
 import random
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from materializer.local_disk import Access, listen
 from materializer.tables import RocksDBOptions, RocksDBStateTable, StateTable
 from tests.simulation.faults import FaultKind, FaultPlan
 from tests.simulation.process import Process
+from tests.simulation.scratch import make_directory
 
 _CACHE_BYTES = 1 << 20
 # Nothing is merged, and nothing flushed but for a snapshot: the engine does both in threads of its own, whose time is
@@ -134,7 +134,7 @@ class SimulatedDisk:
 
     def _directory(self) -> Path:
         if self._root is None:
-            self._root = Path(tempfile.mkdtemp(prefix="dstl-simulated-disk-"))
+            self._root = make_directory("disk")
         return self._root
 
     def _access(self, how: Access, path: Path) -> None:

@@ -41,6 +41,7 @@ from tests.simulation.saving import (
     look_before_the_sweep,
     save_periodically,
 )
+from tests.simulation.scratch import readers_in_threads
 from tests.simulation.strangers import knock
 from tests.simulation.world import World
 
@@ -127,7 +128,7 @@ def run_seed(
         collect: Collect the world's garbage at the end; the collector is off meanwhile.
     """
     loop = NetworkLoop(start=1_000_000.0)
-    with quiet(collect=collect):
+    with quiet(collect=collect), readers_in_threads():
         asyncio.set_event_loop(loop)
         try:
             world = World(loop, seed, plan=plan, keep_trace=keep_trace)

@@ -163,16 +163,6 @@ def test_branches_that_no_seed_has_taken_are_named() -> None:
     assert (at, at + 1) not in of_the_log
 
 
-def test_what_a_child_process_enters_is_entered() -> None:
-    program = "from materializer.restore.progress import combine; combine([])"
-
-    def start() -> None:
-        paths = os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))
-        subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": paths}, check=True)
-
-    assert branches.entered_functions(start) == {branches.Function("materializer/restore/progress.py", "combine")}
-
-
 def test_what_no_seed_enters_is_named_with_a_reason_and_nothing_else_is() -> None:
     every, named = set(branches.functions().values()), branches.reasons()
     assert sorted(named.keys() - every) == []
