@@ -16,7 +16,7 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValu
 from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid
-from dstl.rpc.state_client import StateClient, Timer
+from dstl.rpc.state_client import StateClient
 from dstl.state.broadcast_state import BroadcastStream
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.descriptor import DeclaredSchemas
@@ -30,7 +30,7 @@ from dstl.state.overlay import Overlay
 from dstl.state.processor_errors import user_code_error
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
-from dstl.state.timers import expiry_ms
+from dstl.state.timers import Timer, expiry_ms
 
 _COLLECTOR_THRESHOLDS = (50_000, 20, 50)
 
