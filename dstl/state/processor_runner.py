@@ -114,21 +114,13 @@ class ProcessorRunner:
         operator: The operator.
         registry: Its states; takes what ``init`` declares.
         schemas: Reads the schemas that ``init`` gives as text.
-        part_bytes: The change set is sent in parts of about this size. Smaller: less memory in the worker and uploads
-            that start earlier; larger: fewer messages.
 
     Raises:
         Invalid: A type that cannot be a key, an unknown time mode, an output type that Arrow cannot carry.
     """
 
     def __init__(
-        self,
-        processor: Any,
-        operator: ProcessorOperator,
-        registry: StateRegistry,
-        schemas: DeclaredSchemas,
-        *,
-        part_bytes: int = 8 << 20,
+        self, processor: Any, operator: ProcessorOperator, registry: StateRegistry, schemas: DeclaredSchemas
     ) -> None:
         self.registry = registry
         self._processor = processor
@@ -136,7 +128,6 @@ class ProcessorRunner:
         self._keys = KeyCodec(operator.key_schema)
         self._schemas = schemas
         self._mode = TimeMode.parse(operator.time_mode)
-        self._part_bytes = part_bytes
         self._writer: RowWriter | FrameWriter
         if operator.style == "pandas":
             self._writer = FrameWriter(operator.output_schema, operator.name, operator.timezone)
@@ -338,7 +329,7 @@ class ProcessorRunner:
         """Take other keys in hand; what was written for those before may be sent, but for those that are held."""
         with self._not_the_users():
             self._handle.close_window()
-            if self._overlay.nbytes >= self._part_bytes:
+            if self._overlay.nbytes >= self._task.part_bytes:
                 assert self._reader is not None
                 timers = self._handle.timers
                 held = held | self._reader.late_keys  # their late rows come behind all others

@@ -87,6 +87,7 @@ class Job:
                 key_groups=groups.tolist(),
                 watermark_ms=self.watermark,
                 late_watermark_ms=self.late_watermark,
+                call_rows=self.call_rows,
             )
             for batch in runner.run(iter(batches_of(mine)), task):
                 found += (result_of(row) for row in batch.to_pylist())
@@ -103,7 +104,7 @@ class Job:
         registry = StateRegistry.from_wire(self.registry.to_wire())
         if self.definition.session:
             return SessionRunner(self.definition, operator="op", registry=registry)
-        return AggregationRunner(self.definition, operator="op", registry=registry, call_rows=self.call_rows)
+        return AggregationRunner(self.definition, operator="op", registry=registry)
 
     @property
     def held(self) -> int:

@@ -26,8 +26,6 @@ class GroupRunner(ABC):
         aggregation: The definition.
         operator: Name of the operator, for messages.
         registry: The operator's states; takes the aggregation's.
-        part_bytes: The change set is sent in parts of about this size. Larger: fewer messages; smaller: less memory
-            beside the rows.
 
     Attributes:
         registry: The same, with them.
@@ -38,11 +36,8 @@ class GroupRunner(ABC):
         Invalid: A type that cannot be a key or aggregated, or a state schema that cannot follow the stored one.
     """
 
-    def __init__(
-        self, aggregation: Aggregation, *, operator: str, registry: StateRegistry, part_bytes: int = 8 << 20
-    ) -> None:
+    def __init__(self, aggregation: Aggregation, *, operator: str, registry: StateRegistry) -> None:
         self._aggregation = aggregation
-        self._part_bytes = part_bytes
         self._operator = operator
         with named(f"operator {operator!r}"):
             self._states = self._declared(registry)
@@ -79,7 +74,7 @@ class GroupRunner(ABC):
 
     def _declared(self, registry: StateRegistry) -> AggregateStates:
         """Declare the operator's states, and return the groups'."""
-        return AggregateStates(self._aggregation, registry, self._part_bytes)
+        return AggregateStates(self._aggregation, registry)
 
     @abstractmethod
     def _with_rows(self, rows: pa.Table, task: TaskInput, handled: list[pa.Array]) -> Iterator[pa.RecordBatch]:
