@@ -186,7 +186,7 @@ class Changes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """What is wanted of a segment, as :meth:`SegmentReader.read` takes it."""
+    """The part of a segment that is wanted; see :meth:`SegmentReader.read`."""
 
     key_groups: KeyGroupRange | None
     logs: Mapping[str, SequenceNumberRange] | None
