@@ -147,9 +147,10 @@ class TaskDefinition(ABC):
         """
         return self.declare(StateRegistry.from_wire(dict(known)) if known else StateRegistry(self.key_schema)).to_wire()
 
-    @abstractmethod
     def declare(self, registry: StateRegistry) -> StateRegistry:
-        """Return the registry with the states that the operator declares."""
+        """Return the registry with the states that the operator declares: those that its runner adds."""
+        self.task_runner(registry)
+        return registry
 
     async def announce_to(self, service: CoordinatorService) -> None:
         """Have a coordinator expect the operator's tasks; on the coordinator's loop.

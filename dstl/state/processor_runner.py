@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,13 +36,7 @@ _COLLECTOR_THRESHOLDS = (50_000, 20, 50)
 
 
 def discover_states(
-    processor: Any,
-    registry: StateRegistry,
-    time_mode: str,
-    operator: str,
-    schemas: DeclaredSchemas,
-    source: StateClient,
-    streams: Sequence[BroadcastStream] = (),
+    processor: Any, operator: ProcessorOperator, registry: StateRegistry, schemas: DeclaredSchemas, source: StateClient
 ) -> StateRegistry:
     """Run ``init`` and ``close`` as Spark does on the driver, to learn which states a processor declares.
 
@@ -50,12 +44,10 @@ def discover_states(
 
     Args:
         processor: The copy.
+        operator: The operator.
         registry: What the checkpoint knows; empty for a new job. It takes the declarations.
-        time_mode: PySpark's name of it.
-        operator: For messages.
         schemas: Reads the schemas that ``init`` gives as text, and remembers them for the tasks.
         source: What ``init`` finds where it reads state: one that holds nothing.
-        streams: The operator's broadcast streams.
 
     Returns:
         The registry, to be stored with checkpoints and given to the tasks (``settled=True``).
@@ -65,13 +57,13 @@ def discover_states(
         UserCodeError: ``init`` or ``close`` raised.
     """
     nothing = TaskInput(source, send=lambda part: None, sequence=0, processing_time_ms=0)
-    mode = TimeMode.parse(time_mode)
-    handle = ProcessorHandle(registry, mode, nothing, Overlay(), schemas, streams)
+    mode = TimeMode.parse(operator.time_mode)
+    handle = ProcessorHandle(registry, mode, nothing, Overlay(), schemas, operator.streams)
     try:
         processor.init(handle)
         processor.close()
     except Exception as error:
-        raise user_code_error(error, processor, operator, None) from error
+        raise user_code_error(error, processor, operator.name, None) from error
     return registry
 
 
@@ -103,7 +95,7 @@ class ProcessorOperator:
     emitted_time: str | None = None
     timezone: str = "UTC"
     frames: FrameLimits = field(default_factory=FrameLimits)
-    streams: Sequence[BroadcastStream] = ()
+    streams: tuple[BroadcastStream, ...] = ()
 
 
 class ProcessorRunner:

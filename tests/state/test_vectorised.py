@@ -65,7 +65,7 @@ class Job:
         self.changes = []
         registry = StateRegistry.from_wire(self.registry.to_wire())
         runner = self.make(self.keys, self.inputs, operator="op", registry=registry)
-        self.registry = runner.registry
+        self.registry = registry
         task = TaskInput(
             source=self.source,
             send=self.changes.append,

@@ -15,7 +15,7 @@ from dstl.spark.operators.aggregate_columns import AnalysedAggregation, Grouping
 from dstl.spark.operators.arguments import time_to_live
 from dstl.spark.operators.input_checks import MOMENTS, SESSION_WINDOW, WATERMARK_DELAY, check_hashable, check_stream
 from dstl.spark.query.plan import operators_in_front, watermark_follows
-from dstl.spark.task_definition import EventTime, OperatorPlace, TaskDefinition, TaskRunner
+from dstl.spark.task_definition import EventTime, OperatorPlace, TaskDefinition
 from dstl.state.frames.row_writer import arrow_schema_of
 from dstl.state.registry import StateRegistry
 from dstl.state.vectorised.aggregation import LATE, WINDOW_END, WINDOW_START, AggregateStates, Aggregation, OutputMode
@@ -50,13 +50,10 @@ class AggregationDefinition(TaskDefinition):
         """
         known = {each.name: each for each in registry.descriptors}
         self.aggregation.check_known(known.get(AggregateStates.name), self.uid)
-        return self._runner(registry).registry
+        return super().declare(registry)
 
-    def task_runner(self, registry: StateRegistry) -> TaskRunner:
+    def task_runner(self, registry: StateRegistry) -> AggregationRunner | SessionRunner:
         """Return the runner of one task."""
-        return self._runner(registry)
-
-    def _runner(self, registry: StateRegistry) -> AggregationRunner | SessionRunner:
         kind = SessionRunner if self.aggregation.session else AggregationRunner
         return kind(self.aggregation, operator=self.uid, registry=registry)
 

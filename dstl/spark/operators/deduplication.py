@@ -39,7 +39,7 @@ class DeduplicationDefinition(TaskDefinition):
             Invalid: The stored state is that of the other kind of deduplication.
         """
         known = {each.name for each in registry.descriptors}
-        made = DuplicatesRunner(self.deduplication, operator=self.uid, registry=registry).registry
+        made = super().declare(registry)
         held = known - {each.name for each in made.declared}
         if held:
             raise Invalid(

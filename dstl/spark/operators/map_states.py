@@ -28,10 +28,6 @@ class MapStatesDefinition(TaskDefinition):
 
     mapping: MapStates
 
-    def declare(self, registry: StateRegistry) -> StateRegistry:
-        """Return the registry with the function's state."""
-        return self.task_runner(registry).registry
-
     def task_runner(self, registry: StateRegistry) -> MapStatesRunner:
         """Return the runner of one task."""
         return MapStatesRunner(self.mapping, registry=registry)

@@ -28,7 +28,6 @@ class GroupRunner(ABC):
         registry: The operator's states; takes the aggregation's.
 
     Attributes:
-        registry: The same, with them.
         max_event_time_ms: Latest event time of the input, late rows included; None without one.
         late_rows: What late rows were left out of, as Spark counts it in ``numRowsDroppedByWatermark``.
 
@@ -41,7 +40,6 @@ class GroupRunner(ABC):
         self._operator = operator
         with named(f"operator {operator!r}"):
             self._states = self._declared(registry)
-        self.registry = registry
         self.max_event_time_ms: int | None = None
         self.late_rows = 0
         self._late: list[pa.ChunkedArray] = []

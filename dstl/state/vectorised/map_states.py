@@ -76,7 +76,6 @@ class MapStatesRunner:
     late_rows: int = 0
 
     def __init__(self, operator: MapStates, *, registry: StateRegistry) -> None:
-        self.registry = registry
         self._function = operator.function
         self._what = what = f"operator {operator.name!r}"
         self._name = operator.name
