@@ -16,12 +16,9 @@ from itertools import chain
 from typing import Any
 
 from dstl.errors import Invalid, brief
-from dstl.rpc.state_client import StateClient
 from dstl.state.codec.value_codec import TimeToLive
 from dstl.state.descriptor import StateDescriptor
-from dstl.state.entry_state import EntryState
-from dstl.state.key_window import KeyWindow
-from dstl.state.overlay import Overlay
+from dstl.state.entry_state import EntryState, StateAccess
 
 _EXPIRY = struct.Struct(">Q")
 _OFFSET = 1 << 63  # moves all signed milliseconds to unsigned ones, which sort as bytes do
@@ -49,19 +46,11 @@ class Timers(EntryState):
 
     Args:
         descriptor: What is stored under which number.
-        window: The keys in hand.
-        source: Prior state.
-        overlay: Own writes.
+        access: Leads to the timers.
     """
 
-    def __init__(
-        self,
-        descriptor: StateDescriptor,
-        window: KeyWindow,
-        source: StateClient,
-        overlay: Overlay,
-    ) -> None:
-        super().__init__(descriptor, window, TimeToLive(0, 0), source, overlay)
+    def __init__(self, descriptor: StateDescriptor, access: StateAccess) -> None:
+        super().__init__(descriptor, access, TimeToLive(0, 0))
         self._stored: list[_Order] = []
         self._until: bytes | None = None
         self._awaited: dict[bytes, int] = {}
