@@ -208,14 +208,11 @@ class _Defined:
         )
         self._check_types(whole)
         definition = AggregationDefinition(
-            uid=self._place.uid,
-            by=tuple(whole.key_schema.names),
+            **vars(replace(self._place, by=tuple(whole.key_schema.names))),
             placed_by=tuple(others) or (_START,),
             input_schema=rows.schema,
             key_schema=whole.key_schema,
             output=whole.output_schema,
-            parallelism=self._place.parallelism,
-            max_parallelism=self._place.max_parallelism,
             event_time=None
             if delay is None or whole.time is None
             else EventTime(whole.time, delay, watermark_follows(self._input)),

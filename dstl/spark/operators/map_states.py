@@ -75,7 +75,7 @@ def define_map_states(
         ttl_ms=time_to_live(what, ttl_ms),
     )
     definition = MapStatesDefinition(
-        **place._asdict(),
+        **vars(place),
         mapping=mapping,
         input_schema=df.schema,
         key_schema=mapping.key_schema,

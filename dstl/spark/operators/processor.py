@@ -155,7 +155,7 @@ def define_processor(
         streams=check_broadcast(broadcast, df, processor, what),
     )
     definition = ProcessorDefinition(
-        **place._asdict(),
+        **vars(place),
         processor=processor,
         operator=operator,
         schemas=schemas,
