@@ -198,7 +198,7 @@ class StateJob:
         return changes_of(self.rng, ids, 0 if delete else self.value_bytes, delete=delete)
 
     def _requests(self) -> int:
-        return self.store.totals.calls - self.store.totals.delete.calls
+        return self.store.calls.total() - self.store.calls["delete"]
 
 
 def changes_of(

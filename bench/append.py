@@ -90,7 +90,7 @@ async def replay(store: LocalStore, handles: list[SegmentHandle], wanted: KeyGro
     started = time.perf_counter()
     for handle in handles:
         async with aclosing(SegmentReader(store, handle).read(wanted)) as found:
-            async for _, _, _, batch in found:
+            async for _, batch, _ in found:
                 count += batch.num_rows
     return time.perf_counter() - started, count
 
@@ -102,7 +102,7 @@ async def check(
     for group in {0, 31 % args.key_groups, args.key_groups - 1}:
         found: list[bytes] = []
         for handle in handles:
-            async for _, _, _, batch in SegmentReader(store, handle).read(KeyGroupRange(group, group)):
+            async for _, batch, _ in SegmentReader(store, handle).read(KeyGroupRange(group, group)):
                 found += batch.column(5).to_pylist()
         expected = [distinct[i % DISTINCT] for i in range(args.records) if 31 * i % args.key_groups == group]
         if found != expected:

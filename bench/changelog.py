@@ -82,11 +82,11 @@ async def measure(args: argparse.Namespace, state_mb: float, on: bool, directory
     async with loaded_job(args, keys, directory, options) as job:
         for number in range(_WARM_UP + args.checkpoints):
             times = await job.batch(job.rng.integers(0, keys, changed))
-            before = job.store.totals.put.calls
+            before = job.store.calls["put"]
             each = times.checkpoint if on else await _snapshot(job)
             if number >= _WARM_UP:
                 took.append(each)
-                requests.append(times.requests if on else job.store.totals.put.calls - before)
+                requests.append(times.requests if on else job.store.calls["put"] - before)
     figures = {
         "state_mb": state_mb,
         "changelog": "on" if on else "off",

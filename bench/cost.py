@@ -93,15 +93,15 @@ async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         await job.load(keys)
         job.manager.demand()
         await job.settled()
-        before = job.store.totals
+        before = job.store.calls.copy()
         for _ in range(args.batches):
             await job.batch(job.rng.integers(0, keys, args.changed_keys))
             await job.settled()
-        spent = job.store.totals - before
+        spent = job.store.calls - before
         assert job.newest is not None
         stored = job.newest.full_bytes
-    puts = (spent.put.calls + spent.list.calls) / args.batches
-    gets = (spent.get.calls + spent.head.calls) / args.batches
+    puts = (spent["put"] + spent["list"]) / args.batches
+    gets = (spent["get"] + spent["head"]) / args.batches
     found = {
         # The job has no Spark, and so no record of offsets.
         "dstl_now": (puts + WAYS["dstl_now"].puts - WAYS["dstl_with_next"].puts, gets, stored),

@@ -94,9 +94,8 @@ class Keys:
         self._schemas = DeclaredSchemas(parse_ddl)
 
     def runner(self, processor: Any) -> ProcessorRunner:
-        states = discover_states(
-            processor, StateRegistry(OPERATOR.key_schema), "none", "row", self._schemas, nothing_held()
-        )
+        states = StateRegistry(OPERATOR.key_schema)
+        discover_states(processor, OPERATOR, states, self._schemas, nothing_held())
         return ProcessorRunner(processor, OPERATOR, states, self._schemas)
 
     def run(self, processor: Any, source: Any) -> Callable[[], int]:

@@ -102,7 +102,39 @@ class TruncatedEntry(WithKeyGroups):
     checkpoint: _Count
 
 
-class CompletedCheckpoint(_Frozen):
+class BatchState(_Frozen):
+    """The state of a query behind a batch: what a checkpoint and a savepoint of it have in common.
+
+    Attributes:
+        checkpoint_id: Number of its manifest.
+        batch_id: The micro-batch whose effects it holds.
+        query_id: Spark's query id: stable over restarts.
+        max_parallelism: Number of key groups; fixed for the job's life.
+        created_at: Unix seconds by the clock of who wrote it; shown to people, decides nothing.
+        watermark_ms: Event-time watermark for the next batch, in Unix milliseconds; None where there is none.
+        late_watermark_ms: The watermark of this batch itself: in the next one rows at or before it are late. As in
+            Spark, what is late lags one batch behind what is due.
+        batch_time_ms: The batch's processing time, Unix milliseconds: what it has when it runs again. A later batch
+            has an earlier one only where the driver's clock was behind for long. None where it is not known.
+        operators: The operators and their states.
+    """
+
+    checkpoint_id: CheckpointId
+    batch_id: Annotated[int, Field(ge=-1)]
+    query_id: str
+    max_parallelism: Annotated[int, Field(ge=1, le=MAX_MAX_PARALLELISM)]
+    created_at: float
+    watermark_ms: int | None = None
+    late_watermark_ms: int | None = None
+    batch_time_ms: int | None = None
+    operators: tuple[OperatorEntry, ...] = ()
+
+    def of_the_batch(self) -> dict[str, Any]:
+        """Return these fields alone, by name."""
+        return {name: getattr(self, name) for name in BatchState.model_fields}
+
+
+class CompletedCheckpoint(BatchState):
     """A checkpoint that can be restored.
 
     Invariants:
@@ -118,38 +150,20 @@ class CompletedCheckpoint(_Frozen):
            the log that is there, is the whole state.
 
     Attributes:
-        checkpoint_id: Number of its manifest.
-        batch_id: The micro-batch whose effects it holds.
-        query_id: Spark's query id: stable over restarts.
         run_id: Spark's run id: new at every start.
         parent: The checkpoint it was built on; None for the first.
-        max_parallelism: Number of key groups; fixed for the job's life.
-        created_at: Unix seconds by the driver's clock; shown to people, decides nothing.
-        watermark_ms: Event-time watermark for the next batch, in Unix milliseconds; None where there is none.
-        late_watermark_ms: The watermark of this batch itself: in the next one rows at or before it are late. As in
-            Spark, what is late lags one batch behind what is due.
-        batch_time_ms: The batch's processing time, Unix milliseconds: what it has when it runs again. A later batch
-            has an earlier one only where the driver's clock was behind for long. None where it is not known.
-        held_since_ms: What that clock said when time began to stand still at an earlier batch's; None where it did not.
+        held_since_ms: What the driver's clock said when time began to stand still at an earlier batch's; None where it
+            did not.
         sequence_base: Added to the numbers of the log that tasks order list elements by: in a job that began with a
             savepoint they go on from the job that it was made of.
         logged_at: ``(checkpoint, Unix seconds by its driver's clock)`` of every checkpoint that :attr:`segments` came
             with: how old the log is. Empty in checkpoints of before it was kept.
     """
 
-    checkpoint_id: CheckpointId
-    batch_id: Annotated[int, Field(ge=-1)]
-    query_id: str
     run_id: str
     parent: CheckpointId | None = None
-    max_parallelism: Annotated[int, Field(ge=1, le=MAX_MAX_PARALLELISM)]
-    created_at: float
-    watermark_ms: int | None = None
-    late_watermark_ms: int | None = None
-    batch_time_ms: int | None = None
     held_since_ms: int | None = None
     sequence_base: _Count = 0
-    operators: tuple[OperatorEntry, ...] = ()
     materialized: tuple[MaterializedStateHandle, ...] = ()
     truncated: tuple[TruncatedEntry, ...] = ()
     logs: tuple[LogEntry, ...] = ()

@@ -244,7 +244,7 @@ class CheckpointExecution:
         return work.bytes / rate + work.segments * self._materialization.replay_segment_s
 
     def _requests(self) -> int:
-        return self._store.totals.calls - self._store.totals.delete.calls
+        return self._store.calls.total() - self._store.calls["delete"]
 
 
 def _figures(checkpoint: CompletedCheckpoint, parts: Sequence[Persisted], late: Mapping[str, int]) -> dict[str, Any]:

@@ -41,13 +41,11 @@ class CheckpointFiles:
     """A checkpoint directory at one moment.
 
     Attributes:
-        root: Its URI.
         entries: Its committed files, by path.
         reader: Reads them.
         origins: The locations elsewhere that they may lie in.
     """
 
-    root: str
     entries: Mapping[str, FileEntry]
     reader: FileReader
     origins: Origins
@@ -95,7 +93,7 @@ async def opened_files(
             index.apply(files, sequence)
         found = (entry for entry in index if not entry.path.startswith(f"{HELD}/"))
         entries = {entry.path: entry for entry in sorted(found, key=lambda each: each.path)}
-        yield CheckpointFiles(root, entries, reader, origins)
+        yield CheckpointFiles(entries, reader, origins)
 
 
 async def verify_files(files: CheckpointFiles, on_progress: Progress = lambda done, total: None) -> list[str]:

@@ -137,7 +137,7 @@ class QueryRecords(Records):
             # Else it is left to the query's next run.
             self._checkpoints.delete(self.run.index.take_free(whole))
 
-    async def _read(self) -> None:
+    async def _look(self) -> None:
         """Take over what the records say: those of the query that the location belongs to.
 
         Raises:

@@ -132,8 +132,8 @@ class FileReader:
         batches = []
         for key_groups in key_groups_of(entry.sqn, first, count + is_last):
             async with aclosing(self._segment(entry).read(key_groups, wanted)) as changes:
-                async for _, _, _, batch in changes:
-                    batches.append(batch)
+                async for found in changes:
+                    batches.append(found.batch)
         parts = parts_of(batches)
         paths = {path for batch in batches for path in batch.column(3).to_pylist()}
         expected = {number: min(PART, entry.size - number * PART) for number in range(first, first + count)}

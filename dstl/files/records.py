@@ -128,10 +128,6 @@ class Records(ABC):
             if not self.leads and (self._read_at is None or now >= self._read_at):
                 await self._look()
 
-    async def _look(self) -> None:
-        """Take over what the records say."""
-        await self._read()
-
     async def check_leads(self) -> None:
         """Look whether the log is still this process's, where it leads; else let the next look be a fresh one.
 
@@ -254,7 +250,7 @@ class Records(ABC):
         """Win the fence."""
 
     @abstractmethod
-    async def _read(self) -> None:
+    async def _look(self) -> None:
         """Take over what the records say."""
 
     @abstractmethod
@@ -309,7 +305,7 @@ class OwnRecords(Records):
 
     async def _look(self) -> None:
         """Take over what the records say, and the query's id before one that was written here: it has it for good."""
-        await super()._look()
+        await self._read()
         log = self.participants.log
         own = log.riders.find(METADATA, "")
         if own is not None and METADATA in self.run.index:

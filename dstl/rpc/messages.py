@@ -274,40 +274,6 @@ class ScanEntries(AttemptCall[Entries]):
 
 
 @dataclass(frozen=True, slots=True)
-class Timers(Message):
-    """Timers in the order in which they fire.
-
-    Attributes:
-        key_groups: Of each.
-        keys: Their keys.
-        expiries: Their user keys: eight bytes that sort as the time does.
-    """
-
-    key_groups: Bulk[tuple[int, ...]]
-    keys: Bulk[tuple[bytes, ...]]
-    expiries: Bulk[tuple[bytes, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class ScanTimers(AttemptCall[Timers]):
-    """Reads the next due timers.
-
-    Attributes:
-        state: The timers' state.
-        limit: Most timers to return.
-        key_groups: Where to look.
-        until: The last user key that is due.
-        after: The timer that the page comes after, as key group, key and user key; None for the first ones.
-    """
-
-    state: int
-    limit: int
-    key_groups: Bulk[tuple[int, ...]]
-    until: Bulk[bytes]
-    after: Bulk[tuple[int, bytes, bytes] | None]
-
-
-@dataclass(frozen=True, slots=True)
 class ExpiryPlace:
     """The place of the time at which an entry expires: eight bytes, little-endian, in its key or its value.
 
@@ -337,21 +303,22 @@ class DueEntries(Message):
 
 @dataclass(frozen=True, slots=True)
 class FetchDue(AttemptCall[DueEntries]):
-    """Reads the entries of a point state that are due.
+    """Reads the entries of a point state, or the timers, that are due.
 
-    They come key group by key group, and within one by their time. A reply holds as many as fit, at least one.
+    They come key group by key group, and within one by their time. A reply holds as many as fit, at least one. A
+    timer's user key stands in the place of its value.
 
     Attributes:
         state: The state's number.
-        place: Where an entry's time stands.
+        place: Where an entry's time stands; None for timers, whose user key is a number of eight bytes, big-endian.
         until: Due is a time at or below this.
-        skip: How many entries were answered already.
-        with_values: Whether values are wanted; without, they are empty.
+        skip: How many entries of the first key group were answered already.
+        with_values: Whether values are wanted; without, those of a point state are empty.
         key_groups: Where to look.
     """
 
     state: int
-    place: ExpiryPlace
+    place: ExpiryPlace | None
     until: int
     skip: int
     with_values: bool

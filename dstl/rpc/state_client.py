@@ -22,6 +22,7 @@ from dstl.rpc.messages import (
     KEY_COLUMNS,
     VALUE_COLUMN,
     Done,
+    DueEntries,
     EndOfChanges,
     Entries,
     ExpiryPlace,
@@ -33,7 +34,6 @@ from dstl.rpc.messages import (
     FetchValues,
     OpenAttempt,
     ScanEntries,
-    ScanTimers,
     ScanValues,
     Values,
     Write,
@@ -52,9 +52,6 @@ _REQUEST_BYTES = 64 << 20
 
 Entry = tuple[bytes, bytes]
 """User key and value."""
-
-Timer = tuple[int, bytes, bytes]
-"""Key group, grouping key and user key (the expiry, eight bytes that sort as the time does)."""
 
 
 @dataclass(slots=True)
@@ -253,51 +250,39 @@ class StateClient:
         asked = ScanEntries(*self._who, state, key_group, max_bytes, key, after)
         return _pairs(self._call(self._owner(key_group), asked))[0] or []
 
-    def scan_timers(
-        self, state: int, key_groups: Sequence[int], until: bytes, after: Timer | None, limit: int
-    ) -> list[Timer]:
-        """Return the next timers whose user key is at or below ``until``, ordered by (user key, key group, key).
-
-        Args:
-            state: The timers' state.
-            key_groups: The key groups of the partition.
-            until: Highest user key, included.
-            after: Last timer of the page before; None for the first page.
-            limit: Most timers to return; fewer mean that there are no more.
-        """
-        asked = []
-        for owner, (owned, _) in enumerate(self._owners):
-            groups = tuple(group for group in key_groups if group in owned)
-            if groups:
-                asked.append((owner, self._send(owner, ScanTimers(*self._who, state, limit, groups, until, after))))
-        due: list[Timer] = []
-        for owner, reply in asked:
-            found = self._result(owner, reply)
-            due += zip(found.key_groups, found.keys, found.expiries, strict=True)
-        due.sort(key=lambda timer: (timer[2], timer[0], timer[1]))
-        return due[:limit]
-
     def fetch_due(
-        self, state: int, key_groups: Sequence[int], place: ExpiryPlace, until: int, *, with_values: bool
+        self, state: int, key_groups: Sequence[int], place: ExpiryPlace | None, until: int, *, with_values: bool
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the entries of a point state that are due, each once, as batches of ``ENTRY_COLUMNS``.
+        """Yield the entries of a point state, or the timers, that are due, each once, as batches of ``ENTRY_COLUMNS``.
 
         Args:
             state: The state's number.
             key_groups: Where to look.
-            place: Where an entry's time stands.
+            place: Where an entry's time stands; None for timers, which have their user key as value.
             until: Due is a time at or below this; its unit is that of the entries.
             with_values: Whether values are wanted; without, they are empty.
         """
-        for owner, (owned, _) in enumerate(self._owners):
-            groups = tuple(group for group in key_groups if group in owned)
-            taken, more = 0, bool(groups)
-            while more:
-                reply = self._call(owner, FetchDue(*self._who, state, place, until, taken, with_values, groups))
-                found, more = _entries(reply.data), reply.more
-                taken += found.num_rows
+
+        def ask(owner: int, groups: tuple[int, ...], skip: int = 0) -> Reply[DueEntries]:
+            return self._send(owner, FetchDue(*self._who, state, place, until, skip, with_values, groups))
+
+        # All are asked before any is waited for: each may have an index to make first.
+        parts = [tuple(group for group in key_groups if group in owned) for owned, _ in self._owners]
+        asked = [(owner, groups, ask(owner, groups)) for owner, groups in enumerate(parts) if groups]
+        for owner, groups, reply in asked:
+            skip = 0
+            while True:
+                answer = self._result(owner, reply)
+                found = _entries(answer.data)
                 if found.num_rows:
                     yield found
+                if not answer.more:
+                    break
+                ends = np.asarray(found.column("key_group"))
+                last = int(ends[-1])
+                skip = int((ends == last).sum()) + (skip if last == groups[0] else 0)
+                groups = groups[groups.index(last) :]
+                reply = ask(owner, groups, skip)
 
     def scan_values(self, state: int, key_groups: Sequence[int]) -> Iterator[pa.RecordBatch]:
         """Yield all entries of a point state, key group by key group, as batches of ``ENTRY_COLUMNS``."""

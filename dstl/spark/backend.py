@@ -408,7 +408,7 @@ class StateBackend(StatefulOperators, ReadableStates):
                 "best. Give each of them a name before the query has state that matters",
                 self.location,
             )
-        return OperatorPlace(uid, tuple(by), partitions, self.max_parallelism)
+        return OperatorPlace(uid=uid, by=tuple(by), parallelism=partitions, max_parallelism=self.max_parallelism)
 
     def _run(self, keyed: DataFrame, definition: TaskDefinition) -> DataFrame:
         if not self._local and has_state_of_spark(keyed):

@@ -41,7 +41,8 @@ class EventTime(NamedTuple):
         return self.delay_ms if self.follows is None else None
 
 
-class OperatorPlace(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class OperatorPlace:
     """An operator's name and the partitioning of its input.
 
     Attributes:
@@ -86,39 +87,26 @@ class TaskRunner(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskDefinition(ABC):
+class TaskDefinition(OperatorPlace, ABC):
     """One stateful operator: checked when the query is defined, pickled into every task.
 
     Attributes:
-        uid: Its name, stable over restarts.
-        by: Grouping columns.
         input_schema: The columns of the input that it needs.
         key_schema: The grouping columns' types.
         output: Columns of the output.
-        parallelism: Partitions.
-        max_parallelism: Key groups.
         event_time: The input's event time; None without one, or where nothing goes by it.
         has_initial_state: Rows of initial state are among those of the first batch.
         streams: Broadcast streams, whose rows every partition gets.
         placed_by: Columns of the input whose hash is a row's key group; empty for the grouping columns.
     """
 
-    uid: str
-    by: tuple[str, ...]
     input_schema: StructType
     key_schema: StructType
     output: StructType
-    parallelism: int
-    max_parallelism: int
     event_time: EventTime | None = None
     has_initial_state: bool = False
     streams: tuple[BroadcastStream, ...] = ()
     placed_by: tuple[str, ...] = ()
-
-    @property
-    def label(self) -> str:
-        """The operator as messages name it."""
-        return f"operator {self.uid!r}"
 
     @property
     def key_types(self) -> str:
@@ -147,9 +135,10 @@ class TaskDefinition(ABC):
         """
         return self.declare(StateRegistry.from_wire(dict(known)) if known else StateRegistry(self.key_schema)).to_wire()
 
-    @abstractmethod
     def declare(self, registry: StateRegistry) -> StateRegistry:
-        """Return the registry with the states that the operator declares."""
+        """Return the registry with the states that the operator declares: those that its runner adds."""
+        self.task_runner(registry)
+        return registry
 
     async def announce_to(self, service: CoordinatorService) -> None:
         """Have a coordinator expect the operator's tasks; on the coordinator's loop.

@@ -19,8 +19,8 @@ from pyspark.sql.types import StructType
 from dstl.errors import Invalid
 from dstl.rpc.state_client import Entry, StateClient
 from dstl.state.codec.key_codec import KeyCodec
-from dstl.state.codec.value_codec import TimeToLive, ValueCodec
-from dstl.state.descriptor import StateDescriptor
+from dstl.state.descriptor import DeclaredState
+from dstl.state.entry_state import StateAccess
 from dstl.state.frames.frame_reader import frame_of
 from dstl.state.frames.row_reader import python_values, rows_of
 from dstl.state.key_window import KeyWindow
@@ -116,14 +116,13 @@ class BroadcastState(MapState):
 
     def __init__(
         self,
-        descriptor: StateDescriptor,
-        codec: ValueCodec,
+        declared: DeclaredState,
         source: StateClient,
         scope: BroadcastScope,
         user_keys: KeyCodec,
         read: ReadWhole | None = None,
     ) -> None:
-        super().__init__(descriptor, codec, scope.window, TimeToLive(0, 0), source, scope.overlay, user_keys)
+        super().__init__(declared, StateAccess(scope.window, source, scope.overlay), user_keys)
         self._scope = scope
         self._read = read
 

@@ -12,7 +12,7 @@ from pyspark.sql.types import DataType, StructType
 from dstl.errors import CorruptData, Invalid, brief
 from dstl.state.codec.schema_evolution import why_unreadable
 from dstl.state.codec.stored_schema import schema_from_json
-from dstl.state.codec.value_codec import MAX_SCHEMA_VERSIONS
+from dstl.state.codec.value_codec import MAX_SCHEMA_VERSIONS, TimeToLive, ValueCodec
 
 MAX_STATES = 1 << 16
 """An operator has no more states, those that were removed included."""
@@ -98,6 +98,21 @@ class StateDescriptor:
         # Here rather than where it is used first: nothing else of the checkpoint has been touched yet.
         _ = (found.value_schemas, found.user_key)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredState:
+    """A state as a task has declared it.
+
+    Attributes:
+        descriptor: What is stored under which number.
+        codec: Bytes of the values.
+        ttl: Their time to live.
+    """
+
+    descriptor: StateDescriptor
+    codec: ValueCodec
+    ttl: TimeToLive
 
 
 def evolve(old: StateDescriptor, new: StateDescriptor) -> StateDescriptor:

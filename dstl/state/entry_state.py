@@ -7,6 +7,7 @@ many is never fetched whole: single entries are read one by one, and iteration g
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
 from dstl.errors import Invalid
@@ -23,34 +24,40 @@ _MAX_KEYS = 4096  # a fetch for more would wait for rows that may never be looke
 _MAX_POINTS = 10_000  # some megabytes of a key that is too large to be held whole
 
 
+@dataclass(frozen=True, slots=True)
+class StateAccess:
+    """Access to entries, the same for all states of a task.
+
+    Attributes:
+        window: The keys in hand.
+        source: Prior state.
+        overlay: Own writes.
+    """
+
+    window: KeyWindow
+    source: StateClient
+    overlay: Overlay
+
+
 class EntryState:
     """Holds the entries of the window's keys.
 
     Args:
         descriptor: What is stored under which number.
-        window: The keys in hand.
-        ttl: The entries' time to live.
-        source: Prior state.
-        overlay: Own writes.
+        access: Leads to the entries.
+        ttl: Their time to live.
     """
 
     whole_bytes: ClassVar[int] = 256 << 10
     """A key with more bytes of entries than this is read piece by piece."""
 
-    def __init__(
-        self,
-        descriptor: StateDescriptor,
-        window: KeyWindow,
-        ttl: TimeToLive,
-        source: StateClient,
-        overlay: Overlay,
-    ) -> None:
+    def __init__(self, descriptor: StateDescriptor, access: StateAccess, ttl: TimeToLive) -> None:
         self.descriptor = descriptor
         self._state = descriptor.state_id
-        self._window = window
+        self._window = access.window
         self._ttl = ttl
-        self._source = source
-        self._overlay = overlay
+        self._source = access.source
+        self._overlay = access.overlay
         self._ahead = 16
         self._fetched: dict[int, list[Entry]] = {}
         self._whole: dict[int, dict[bytes, bytes]] = {}

@@ -16,8 +16,8 @@ from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.schema_evolution import FORM
 from dstl.state.codec.stored_schema import with_user_types
 from dstl.state.codec.value_codec import TimeToLive, ValueCodec
-from dstl.state.descriptor import DeclaredSchemas, StateDescriptor, StateKind
-from dstl.state.entry_state import EntryState
+from dstl.state.descriptor import DeclaredSchemas, DeclaredState, StateDescriptor, StateKind
+from dstl.state.entry_state import EntryState, StateAccess
 from dstl.state.key_window import KeyWindow
 from dstl.state.list_state import ListState
 from dstl.state.map_state import MapState
@@ -102,6 +102,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         self._read_schema = schemas.schema
         self._in_init = True
         self.window = KeyWindow()
+        self._access = StateAccess(self.window, task.source, overlay)
         self.points: list[PointState] = []
         self.entries: list[EntryState] = []
         self._made: dict[str, Any] = {}
@@ -109,7 +110,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         self.timers: Timers | None = None
         if time_mode is not TimeMode.NONE:
             descriptor = registry.declare(TIMERS, StateKind.TIMER, _TIMERS_OF[time_mode])
-            self.timers = Timers(descriptor, self.window, task.source, overlay)
+            self.timers = Timers(descriptor, self._access)
             self.entries.append(self.timers)
 
     def getValueState(
@@ -131,7 +132,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
                 time mode.
         """
         descriptor = self._declare(StateKind.VALUE, stateName, schema, None, ttlDurationMs)
-        return self._point(descriptor, lambda codec, ttl: ValueState(descriptor, codec, self.window, ttl))
+        return self._point(descriptor, lambda declared: ValueState(declared, self.window))
 
     def getListState(
         self,
@@ -141,11 +142,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
     ) -> ListState:
         """Return the state of this name: a list of tuples for each grouping key. Arguments and errors as above."""
         descriptor = self._declare(StateKind.LIST, stateName, schema, None, ttlDurationMs)
-        task, overlay = self._task, self._overlay
-        return self._entry(
-            descriptor,
-            lambda codec, ttl: ListState(descriptor, codec, self.window, ttl, task.source, overlay, task.sequence),
-        )
+        return self._entry(descriptor, lambda declared: ListState(declared, self._access, self._task.sequence))
 
     def getMapState(
         self,
@@ -159,11 +156,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         user_key = self._read_schema(userKeySchema, what)
         user_keys = KeyCodec(user_key, what)
         descriptor = self._declare(StateKind.MAP, stateName, valueSchema, user_key, ttlDurationMs)
-        task, overlay = self._task, self._overlay
-        return self._entry(
-            descriptor,
-            lambda codec, ttl: MapState(descriptor, codec, self.window, ttl, task.source, overlay, user_keys),
-        )
+        return self._entry(descriptor, lambda declared: MapState(declared, self._access, user_keys))
 
     def getBroadcastState(
         self,
@@ -202,7 +195,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         descriptor = self._declare(StateKind.BROADCAST, stateName, value, key, None)
         if known is None:
             source, read = self._task.source, self._task.read_broadcast
-            known = BroadcastState(descriptor, self._codec(descriptor)[0], source, self.broadcast, user_keys, read)
+            known = BroadcastState(self._declared(descriptor), source, self.broadcast, user_keys, read)
             self._made[stateName] = known
         return known
 
@@ -222,9 +215,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
             ttlDurationMs: As for value states.
         """
         descriptor = self._declare(StateKind.REDUCING, stateName, schema, None, ttlDurationMs)
-        return self._point(
-            descriptor, lambda codec, ttl: ReducingState(descriptor, codec, self.window, ttl, reduceFunction)
-        )
+        return self._point(descriptor, lambda declared: ReducingState(declared, self.window, reduceFunction))
 
     def getAggregatingState(
         self,
@@ -242,9 +233,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
             ttlDurationMs: As for value states.
         """
         descriptor = self._declare(StateKind.AGGREGATING, stateName, schema, None, ttlDurationMs)
-        return self._point(
-            descriptor, lambda codec, ttl: AggregatingState(descriptor, codec, self.window, ttl, aggregateFunction)
-        )
+        return self._point(descriptor, lambda declared: AggregatingState(declared, self.window, aggregateFunction))
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Have ``handleExpiredTimer`` called for the current key once time reaches this (milliseconds since 1970).
@@ -315,21 +304,21 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
             raise Invalid("timers belong to a grouping key: use them in handleInputRows and its siblings, not in init")
         return self.timers
 
-    def _point(self, descriptor: StateDescriptor, make: Callable[[ValueCodec, TimeToLive], P]) -> P:
+    def _point(self, descriptor: StateDescriptor, make: Callable[[DeclaredState], P]) -> P:
         known: P | None = self._made.get(descriptor.name)
         if known is None:
-            known = self._made[descriptor.name] = make(*self._codec(descriptor))
+            known = self._made[descriptor.name] = make(self._declared(descriptor))
             self.points.append(known)
         return known
 
-    def _entry(self, descriptor: StateDescriptor, make: Callable[[ValueCodec, TimeToLive], E]) -> E:
+    def _entry(self, descriptor: StateDescriptor, make: Callable[[DeclaredState], E]) -> E:
         known: E | None = self._made.get(descriptor.name)
         if known is None:
-            known = self._made[descriptor.name] = make(*self._codec(descriptor))
+            known = self._made[descriptor.name] = make(self._declared(descriptor))
             self.entries.append(known)
         return known
 
-    def _codec(self, descriptor: StateDescriptor) -> tuple[ValueCodec, TimeToLive]:
+    def _declared(self, descriptor: StateDescriptor) -> DeclaredState:
         now = self._task.processing_time_ms
         codec = ValueCodec(
             descriptor.name,
@@ -337,7 +326,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
             write_time_ms=now if descriptor.ttl_ms else None,
             max_bytes=MAX_VALUE_BYTES,
         )
-        return codec, TimeToLive(descriptor.ttl_ms, now)
+        return DeclaredState(descriptor, codec, TimeToLive(descriptor.ttl_ms, now))
 
     def _declare(
         self, kind: StateKind, name: str, given: StructType | str, user_key: StructType | None, ttl_ms: int | None

@@ -14,12 +14,8 @@ from typing import Any
 from pyspark.sql.streaming import stateful_processor
 
 from dstl.errors import Invalid
-from dstl.rpc.state_client import StateClient
-from dstl.state.codec.value_codec import TimeToLive, ValueCodec
-from dstl.state.descriptor import StateDescriptor
-from dstl.state.entry_state import EntryState
-from dstl.state.key_window import KeyWindow
-from dstl.state.overlay import Overlay
+from dstl.state.descriptor import DeclaredState
+from dstl.state.entry_state import EntryState, StateAccess
 from dstl.state.processor_errors import StateCallError
 
 MAX_NUMBER = (1 << 32) - 1
@@ -36,19 +32,10 @@ def element_user_key(sequence: int, number: int) -> bytes:
 class ListState(EntryState, stateful_processor.ListState):  # type: ignore[misc]
     """PySpark's ``ListState`` over DSTL; ``handle.getListState`` returns it."""
 
-    def __init__(
-        self,
-        descriptor: StateDescriptor,
-        codec: ValueCodec,
-        window: KeyWindow,
-        ttl: TimeToLive,
-        source: StateClient,
-        overlay: Overlay,
-        sequence: int,
-    ) -> None:
-        EntryState.__init__(self, descriptor, window, ttl, source, overlay)
-        self._encode = codec.encode
-        self._decode = codec.decode
+    def __init__(self, declared: DeclaredState, access: StateAccess, sequence: int) -> None:
+        EntryState.__init__(self, declared.descriptor, access, declared.ttl)
+        self._encode = declared.codec.encode
+        self._decode = declared.codec.decode
         self._sequence = sequence
 
     def exists(self) -> bool:

@@ -9,14 +9,11 @@ from pyspark.sql.streaming import stateful_processor
 from pyspark.sql.types import Row
 
 from dstl.errors import Invalid
-from dstl.rpc.state_client import Entry, StateClient
+from dstl.rpc.state_client import Entry
 from dstl.state.codec.key_codec import KeyCodec
-from dstl.state.codec.value_codec import TimeToLive, ValueCodec
-from dstl.state.descriptor import StateDescriptor
-from dstl.state.entry_state import EntryState
+from dstl.state.descriptor import DeclaredState
+from dstl.state.entry_state import EntryState, StateAccess
 from dstl.state.frames.row_reader import row_class
-from dstl.state.key_window import KeyWindow
-from dstl.state.overlay import Overlay
 from dstl.state.processor_errors import StateCallError
 
 
@@ -26,22 +23,13 @@ class MapState(EntryState, stateful_processor.MapState):  # type: ignore[misc]
     A user key of one column may be given as a bare string, as Spark takes one of a single character.
     """
 
-    def __init__(
-        self,
-        descriptor: StateDescriptor,
-        codec: ValueCodec,
-        window: KeyWindow,
-        ttl: TimeToLive,
-        source: StateClient,
-        overlay: Overlay,
-        user_keys: KeyCodec,
-    ) -> None:
-        EntryState.__init__(self, descriptor, window, ttl, source, overlay)
-        self._encode = codec.encode
-        self._decode = codec.decode
+    def __init__(self, declared: DeclaredState, access: StateAccess, user_keys: KeyCodec) -> None:
+        EntryState.__init__(self, declared.descriptor, access, declared.ttl)
+        self._encode = declared.codec.encode
+        self._decode = declared.codec.decode
         self._encode_key = user_keys.encode
         self._decode_key = user_keys.decode
-        self._row = row_class(tuple(codec.schema.names))
+        self._row = row_class(tuple(declared.codec.schema.names))
 
     def exists(self) -> bool:
         """Return True where the current key's map has an entry."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValu
 from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid
-from dstl.rpc.state_client import StateClient, Timer
+from dstl.rpc.state_client import StateClient
 from dstl.state.broadcast_state import BroadcastStream
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.descriptor import DeclaredSchemas
@@ -30,19 +30,13 @@ from dstl.state.overlay import Overlay
 from dstl.state.processor_errors import user_code_error
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
-from dstl.state.timers import expiry_ms
+from dstl.state.timers import Timer, expiry_ms
 
 _COLLECTOR_THRESHOLDS = (50_000, 20, 50)
 
 
 def discover_states(
-    processor: Any,
-    registry: StateRegistry,
-    time_mode: str,
-    operator: str,
-    schemas: DeclaredSchemas,
-    source: StateClient,
-    streams: Sequence[BroadcastStream] = (),
+    processor: Any, operator: ProcessorOperator, registry: StateRegistry, schemas: DeclaredSchemas, source: StateClient
 ) -> StateRegistry:
     """Run ``init`` and ``close`` as Spark does on the driver, to learn which states a processor declares.
 
@@ -50,12 +44,10 @@ def discover_states(
 
     Args:
         processor: The copy.
+        operator: The operator.
         registry: What the checkpoint knows; empty for a new job. It takes the declarations.
-        time_mode: PySpark's name of it.
-        operator: For messages.
         schemas: Reads the schemas that ``init`` gives as text, and remembers them for the tasks.
         source: What ``init`` finds where it reads state: one that holds nothing.
-        streams: The operator's broadcast streams.
 
     Returns:
         The registry, to be stored with checkpoints and given to the tasks (``settled=True``).
@@ -65,13 +57,13 @@ def discover_states(
         UserCodeError: ``init`` or ``close`` raised.
     """
     nothing = TaskInput(source, send=lambda part: None, sequence=0, processing_time_ms=0)
-    mode = TimeMode.parse(time_mode)
-    handle = ProcessorHandle(registry, mode, nothing, Overlay(), schemas, streams)
+    mode = TimeMode.parse(operator.time_mode)
+    handle = ProcessorHandle(registry, mode, nothing, Overlay(), schemas, operator.streams)
     try:
         processor.init(handle)
         processor.close()
     except Exception as error:
-        raise user_code_error(error, processor, operator, None) from error
+        raise user_code_error(error, processor, operator.name, None) from error
     return registry
 
 
@@ -103,7 +95,7 @@ class ProcessorOperator:
     emitted_time: str | None = None
     timezone: str = "UTC"
     frames: FrameLimits = field(default_factory=FrameLimits)
-    streams: Sequence[BroadcastStream] = ()
+    streams: tuple[BroadcastStream, ...] = ()
 
 
 class ProcessorRunner:
@@ -114,21 +106,13 @@ class ProcessorRunner:
         operator: The operator.
         registry: Its states; takes what ``init`` declares.
         schemas: Reads the schemas that ``init`` gives as text.
-        part_bytes: The change set is sent in parts of about this size. Smaller: less memory in the worker and uploads
-            that start earlier; larger: fewer messages.
 
     Raises:
         Invalid: A type that cannot be a key, an unknown time mode, an output type that Arrow cannot carry.
     """
 
     def __init__(
-        self,
-        processor: Any,
-        operator: ProcessorOperator,
-        registry: StateRegistry,
-        schemas: DeclaredSchemas,
-        *,
-        part_bytes: int = 8 << 20,
+        self, processor: Any, operator: ProcessorOperator, registry: StateRegistry, schemas: DeclaredSchemas
     ) -> None:
         self.registry = registry
         self._processor = processor
@@ -136,7 +120,6 @@ class ProcessorRunner:
         self._keys = KeyCodec(operator.key_schema)
         self._schemas = schemas
         self._mode = TimeMode.parse(operator.time_mode)
-        self._part_bytes = part_bytes
         self._writer: RowWriter | FrameWriter
         if operator.style == "pandas":
             self._writer = FrameWriter(operator.output_schema, operator.name, operator.timezone)
@@ -338,7 +321,7 @@ class ProcessorRunner:
         """Take other keys in hand; what was written for those before may be sent, but for those that are held."""
         with self._not_the_users():
             self._handle.close_window()
-            if self._overlay.nbytes >= self._part_bytes:
+            if self._overlay.nbytes >= self._task.part_bytes:
                 assert self._reader is not None
                 timers = self._handle.timers
                 held = held | self._reader.late_keys  # their late rows come behind all others

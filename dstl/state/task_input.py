@@ -30,6 +30,10 @@ class TaskInput:
         read_broadcast: Reads broadcast states that this process may have read for another task; None: each task reads.
         send_expiring: Takes those parts whose puts are of entries with a time (see ``StateClient.fetch_due``) that had
             none before, or another; None: ``send`` takes them.
+        part_bytes: The change set is sent in parts of about this size. Smaller: less memory in the worker, and uploads
+            that start earlier; larger: fewer messages.
+        call_rows: Rows that are handled at a time, about, in whole keys, where they are handled by columns. More: fewer
+            calls and round trips; fewer: less memory beside the rows.
     """
 
     source: StateClient
@@ -43,6 +47,8 @@ class TaskInput:
     send_broadcast: Callable[[pa.RecordBatch], None] | None = None
     read_broadcast: ReadWhole | None = None
     send_expiring: Callable[[pa.RecordBatch], None] | None = None
+    part_bytes: int = 8 << 20
+    call_rows: int = 1 << 20
 
     @property
     def late_until_ms(self) -> int:

@@ -1,6 +1,6 @@
 """Timers: entries of a state of their own, whose user key is the expiry in eight bytes that sort as the time does.
 
-All timers of a partition that are due are found by one ordered scan over its key groups (``StateClient.scan_timers``).
+All timers of a partition that are due are found by one read of its key groups (``StateClient.fetch_due``).
 As in Spark, what fires in a batch is settled when input ends: a timer that a handler registers meanwhile waits for the
 next batch, and one that a handler deletes fires nevertheless.
 """
@@ -16,17 +16,16 @@ from itertools import chain
 from typing import Any
 
 from dstl.errors import Invalid, brief
-from dstl.rpc.state_client import StateClient, Timer
 from dstl.state.codec.value_codec import TimeToLive
 from dstl.state.descriptor import StateDescriptor
-from dstl.state.entry_state import EntryState
-from dstl.state.key_window import KeyWindow
-from dstl.state.overlay import Overlay
+from dstl.state.entry_state import EntryState, StateAccess
 
 _EXPIRY = struct.Struct(">Q")
 _OFFSET = 1 << 63  # moves all signed milliseconds to unsigned ones, which sort as bytes do
-_PAGE = 1024  # timers in one reply: some tens of kilobytes
+_PAGE = 1024  # timers whose keys have their states fetched together
 
+Timer = tuple[int, bytes, bytes]
+"""Key group, grouping key and user key (the expiry, eight bytes that sort as the time does)."""
 _Order = tuple[bytes, int, bytes]
 """User key, key group, key: the order in which timers fire."""
 
@@ -47,19 +46,11 @@ class Timers(EntryState):
 
     Args:
         descriptor: What is stored under which number.
-        window: The keys in hand.
-        source: Prior state.
-        overlay: Own writes.
+        access: Leads to the timers.
     """
 
-    def __init__(
-        self,
-        descriptor: StateDescriptor,
-        window: KeyWindow,
-        source: StateClient,
-        overlay: Overlay,
-    ) -> None:
-        super().__init__(descriptor, window, TimeToLive(0, 0), source, overlay)
+    def __init__(self, descriptor: StateDescriptor, access: StateAccess) -> None:
+        super().__init__(descriptor, access, TimeToLive(0, 0))
         self._stored: list[_Order] = []
         self._until: bytes | None = None
         self._awaited: dict[bytes, int] = {}
@@ -77,7 +68,10 @@ class Timers(EntryState):
             key_groups: The partition's.
         """
         self._until = expiry_user_key(until_ms)
-        self._stored = list(self._scan(self._until, key_groups))
+        number = int.from_bytes(self._until, "big")
+        pages = self._source.fetch_due(self._state, key_groups, None, number, with_values=True)
+        columns = ([page.column(name).to_pylist() for name in ("value", "key_group", "key")] for page in pages)
+        self._stored = [timer for page in columns for timer in zip(*page, strict=True)]
         self._awaited = dict.fromkeys((key for _, _, key in self._stored), 1)
 
     def register(self, at_ms: int) -> None:
@@ -127,16 +121,6 @@ class Timers(EntryState):
                 self._awaited[key] -= 1
                 if not self._awaited[key]:
                     del self._awaited[key]
-
-    def _scan(self, until: bytes, key_groups: Sequence[int]) -> Iterator[_Order]:
-        after: Timer | None = None
-        while True:
-            page = self._source.scan_timers(self._state, key_groups, until, after, _PAGE)
-            for key_group, key, user_key in page:
-                yield user_key, key_group, key
-            if len(page) < _PAGE:
-                return
-            after = page[-1]
 
     def _user_key(self, at_ms: Any) -> bytes:
         if isinstance(at_ms, float) and at_ms.is_integer():

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 from pyspark.sql.streaming import stateful_processor
 
 from dstl.errors import Invalid
-from dstl.state.codec.value_codec import TimeToLive, ValueCodec
-from dstl.state.descriptor import StateDescriptor
+from dstl.state.descriptor import DeclaredState
 from dstl.state.key_window import KeyWindow
 from dstl.state.overlay import Overlay
 from dstl.state.processor_errors import StateCallError, why_unusable
@@ -20,19 +19,17 @@ class PointState:
     """Holds one value per key. The window's values are slots in a list, so that a read is one index and no look-up.
 
     Args:
-        descriptor: What is stored under which number.
-        codec: Bytes of the values.
+        declared: The state.
         window: The keys in hand.
-        ttl: The state's time to live.
     """
 
-    def __init__(self, descriptor: StateDescriptor, codec: ValueCodec, window: KeyWindow, ttl: TimeToLive) -> None:
-        self.descriptor = descriptor
+    def __init__(self, declared: DeclaredState, window: KeyWindow) -> None:
+        self.descriptor = declared.descriptor
         self._window = window
-        self._ttl = ttl
-        self._encode = codec.encode
-        self._decode = codec.decode
-        self._decode_many = codec.decode_many
+        self._ttl = declared.ttl
+        self._encode = declared.codec.encode
+        self._decode = declared.codec.decode
+        self._decode_many = declared.codec.decode_many
         self._slots: list[Any] = []
         """Of each key its value: as bytes, as a tuple where it was quick to decode, or None."""
         self._dirty = bytearray()
@@ -131,15 +128,8 @@ class AggregateFunction(Protocol):
 class ReducingState(ValueState):
     """A state that folds what is added into one tuple; ``handle.getReducingState`` returns it."""
 
-    def __init__(
-        self,
-        descriptor: StateDescriptor,
-        codec: ValueCodec,
-        window: KeyWindow,
-        ttl: TimeToLive,
-        function: ReduceFunction,
-    ) -> None:
-        super().__init__(descriptor, codec, window, ttl)
+    def __init__(self, declared: DeclaredState, window: KeyWindow, function: ReduceFunction) -> None:
+        super().__init__(declared, window)
         # PyFlink's reduce functions are objects with this method.
         self._function: ReduceFunction = getattr(function, "reduce", function)
 
@@ -156,15 +146,8 @@ class ReducingState(ValueState):
 class AggregatingState(ValueState):
     """A state that folds what is added into an accumulator; ``handle.getAggregatingState`` returns it."""
 
-    def __init__(
-        self,
-        descriptor: StateDescriptor,
-        codec: ValueCodec,
-        window: KeyWindow,
-        ttl: TimeToLive,
-        function: AggregateFunction,
-    ) -> None:
-        super().__init__(descriptor, codec, window, ttl)
+    def __init__(self, declared: DeclaredState, window: KeyWindow, function: AggregateFunction) -> None:
+        super().__init__(declared, window)
         self._function = function
 
     def add(self, value: Any) -> None:

@@ -1,7 +1,7 @@
 """Object stores: local directory, memory, S3, and wrappers. Only here is a storage SDK imported."""
 
 from dstl.store.base import ByteRange, ObjectInfo, ObjectStore, check_name
-from dstl.store.instrumented import InstrumentedStore, StoreTotals, VerbTotals
+from dstl.store.instrumented import InstrumentedStore
 from dstl.store.local import LocalStore
 from dstl.store.location import open_store
 from dstl.store.memory import MemoryStore
@@ -18,8 +18,6 @@ __all__ = [
     "ObjectStore",
     "S3Store",
     "ShardedStore",
-    "StoreTotals",
-    "VerbTotals",
     "check_name",
     "open_store",
     "probe",

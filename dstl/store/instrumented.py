@@ -1,53 +1,15 @@
-"""A store that counts: calls, bytes and seconds by verb."""
+"""A store that counts its calls, and records what each has taken."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from dstl.metrics import NullRecorder, Recorder
 from dstl.runtime import Clock, SystemClock
 from dstl.store.base import ByteRange, ObjectInfo, ObjectStore
-
-
-@dataclass(frozen=True, slots=True)
-class VerbTotals:
-    """The counts of one verb so far.
-
-    Attributes:
-        calls: Calls, successful or not. A list is one call, however many pages the store needs.
-        errors: Calls that raised, cancelled ones included.
-        bytes: Bytes stored or read; for a list the number of objects, for a delete the number of names.
-        seconds: Sum of the calls' durations; calls that overlap count each.
-    """
-
-    calls: int = 0
-    errors: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-
-    def __sub__(self, earlier: VerbTotals) -> VerbTotals:
-        return VerbTotals(*(getattr(self, one.name) - getattr(earlier, one.name) for one in fields(self)))
-
-
-@dataclass(frozen=True, slots=True)
-class StoreTotals:
-    """The counts of a store so far, by verb; the difference of two is what happened in between."""
-
-    put: VerbTotals = VerbTotals()
-    get: VerbTotals = VerbTotals()
-    head: VerbTotals = VerbTotals()
-    list: VerbTotals = VerbTotals()
-    delete: VerbTotals = VerbTotals()
-
-    @property
-    def calls(self) -> int:
-        """Calls of all verbs."""
-        return sum(getattr(self, one.name).calls for one in fields(self))
-
-    def __sub__(self, earlier: StoreTotals) -> StoreTotals:
-        return StoreTotals(*(getattr(self, one.name) - getattr(earlier, one.name) for one in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +25,19 @@ class CallMetrics:
 class InstrumentedStore:
     """Counts what goes through it and passes everything on unchanged.
 
-    The difference of :attr:`totals` before and after a checkpoint is that checkpoint's requests. S3 needs more requests
-    than calls for objects in parts; ``S3Store.requests`` has those.
+    The difference of :attr:`calls` before and after a checkpoint is that checkpoint's requests. S3 needs more requests
+    than calls for objects in parts.
 
     Args:
         inner: Closed together with this one.
         recorder: Also receives each call.
         clock: For the durations.
-        names: What it receives: counters of requests and failures, distributions of their nanoseconds and bytes, each
-            with the verb as its label.
+        names: What it receives: counters of requests and failures, cancelled ones included; distributions of their
+            nanoseconds, and of the bytes stored or read, or the number of names listed or deleted. Each has the verb as
+            its label.
+
+    Attributes:
+        calls: Those of each verb, successful or not. A list is one call, however many pages the store needs.
     """
 
     def __init__(
@@ -86,18 +52,12 @@ class InstrumentedStore:
         self._recorder: Recorder = recorder or NullRecorder()
         self._clock: Clock = clock or SystemClock()
         self._names = names
-        # As VerbTotals has them, but counted in place: this is done for each request.
-        self._counts = {each.name: [0, 0, 0, 0.0] for each in fields(StoreTotals)}
+        self.calls: Counter[str] = Counter()
 
     @property
     def location(self) -> str:
         """The inner store's."""
         return self.inner.location
-
-    @property
-    def totals(self) -> StoreTotals:
-        """Everything so far; a value that does not change any more."""
-        return StoreTotals(**{verb: VerbTotals(*counts) for verb, counts in self._counts.items()})  # type: ignore[arg-type]
 
     async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
         """Store an object; see :meth:`ObjectStore.put <dstl.store.base.ObjectStore.put>`."""
@@ -137,27 +97,24 @@ class InstrumentedStore:
 
     @contextmanager
     def _measure(self, verb: str) -> Iterator[_Call]:
-        call, started, errors = _Call(), self._clock.now(), 0
-        counts = self._counts[verb]
+        call, started, has_failed = _Call(), self._clock.now(), False
         # At once: a list that is left early ends when the collector gets to it.
-        counts[0] += 1
+        self.calls[verb] += 1
         try:
             yield call
         except GeneratorExit:
             raise
         except BaseException:
-            errors = 1
+            has_failed = True
             raise
         finally:
-            seconds = self._clock.now() - started
-            counts[1:] = counts[1] + errors, counts[2] + call.bytes, counts[3] + seconds
-            self._record(verb, call.bytes, seconds, errors)
+            self._record(verb, call.bytes, self._clock.now() - started, has_failed)
 
-    def _record(self, verb: str, size: int, seconds: float, errors: int) -> None:
+    def _record(self, verb: str, size: int, seconds: float, has_failed: bool) -> None:
         names = self._names
         self._recorder.increment(f"{names.requests}.{verb}")
         self._recorder.observe(f"{names.nanos}.{verb}", seconds * 1e9)
-        if errors:
+        if has_failed:
             self._recorder.increment(f"{names.failures}.{verb}")
         else:
             self._recorder.observe(f"{names.bytes}.{verb}", size)

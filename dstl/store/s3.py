@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
@@ -127,7 +126,6 @@ class S3Store:
            was made of parts: then the length is asked for. What is not confirmed is ``OutcomeUnknown``.
         3. One request per call, no retry by the SDK; objects from ``multipart_threshold`` on take one per part and
            three more, unless they are put ``if_absent``; a put takes one more where the server ignores checksums.
-           ``requests`` counts them.
 
     Deleting is idempotent, so a lost answer to it is ``Unavailable``: do it again. The SDK is imported by the first
     request, in a thread; making the client then takes the loop about 50 ms, once. Does not survive a fork.
@@ -159,11 +157,6 @@ class S3Store:
     def location(self) -> str:
         """``s3://bucket/prefix``."""
         return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
-
-    @property
-    def requests(self) -> Counter[str]:
-        """Requests sent to S3 so far, by the SDK's operation name."""
-        return self._client.requests
 
     async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
         """Store an object; see :meth:`ObjectStore.put <dstl.store.base.ObjectStore.put>`."""

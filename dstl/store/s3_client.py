@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-from collections import Counter
 from collections.abc import AsyncIterator, Generator
 from contextlib import AsyncExitStack
 from functools import cache
@@ -42,8 +41,6 @@ class S3Client:
         self._closed = False
         self._opened: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[_Opened]] = WeakKeyDictionary()
         self._retired: list[asyncio.Task[_Opened]] = []
-        self.requests: Counter[str] = Counter()
-        """Requests sent, by operation: what is paid for."""
 
     async def call(self, operation: str, **parameters: Any) -> dict[str, Any]:
         """Send one request and return the SDK's answer.
@@ -80,7 +77,6 @@ class S3Client:
     async def _send(self, opening: asyncio.Task[_Opened], operation: str, parameters: dict[str, Any]) -> dict[str, Any]:
         # Shielded: one caller that gives up does not take the client from the others.
         opened = await asyncio.shield(opening)
-        self.requests[operation] += 1
         answer: dict[str, Any] = await getattr(opened.client, operation)(**parameters)
         return answer
 

@@ -20,7 +20,6 @@ from dstl.rpc.messages import (
     FetchMany,
     FetchValues,
     ScanEntries,
-    ScanTimers,
     ScanValues,
     read_columns,
 )
@@ -66,9 +65,9 @@ class BackgroundLoad:
         """
         if self._restore.is_loaded:
             return
-        if isinstance(call, FetchDue):
+        if isinstance(call, FetchDue) and call.place is not None:
             self._check()
-            # Its index is made from all of the table.
+            # Its index is made from all of the table, that of timers key group by key group.
             await self._restore.wait(operator)
             return
         asked = _asked(call)
@@ -165,7 +164,7 @@ def _asked(call: AttemptCall[Any]) -> dict[int, list[Asked]]:
         rows = ((group, (call.state, key)) for group, key in zip(call.key_groups, call.keys, strict=True))
     elif isinstance(call, (FetchEntry, ScanEntries)):
         rows = [(call.key_group, (call.state, call.key))]
-    elif isinstance(call, ScanTimers):
+    elif isinstance(call, FetchDue):
         rows = [(group, (call.state, None)) for group in call.key_groups]
     elif isinstance(call, ScanValues):
         rows = [(call.key_group, (call.state, None))]

@@ -116,11 +116,12 @@ class ExpiryIndex:
             return found.keys, pa.repeat(pa.scalar(b"", pa.binary()), len(kept))
         return found.keys, held.take(pa.array(kept))
 
-    def build(self) -> Generator[None]:
+    def build(self, key_groups: Sequence[int] = ()) -> Generator[None]:
         """Read the table, where that was not done yet, in pieces of some milliseconds, and yield after each.
 
-        Between two of them the table may be used in every way, and entries be added. It is read again from the start
-        where a build before has not come to its end.
+        All key groups at once, whichever are asked for: of a table in files a snapshot costs a flush. Between two
+        pieces the table may be used in every way, and entries be added. It is read again from the start where a build
+        before has not come to its end.
         """
         if self._is_built:
             return

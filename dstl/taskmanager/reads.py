@@ -36,14 +36,13 @@ from dstl.rpc.messages import (
     FetchMany,
     FetchValues,
     ScanEntries,
-    ScanTimers,
     ScanValues,
-    Timers,
     Values,
     read_columns,
     write_columns,
 )
 from dstl.rpc.state_client import StateClient
+from dstl.taskmanager import timer_index
 from dstl.taskmanager.expiry_index import ExpiryIndex
 from dstl.taskmanager.timer_index import TimerIndex
 from handles.key_group import MAX_MAX_PARALLELISM, KeyGroupRange
@@ -70,13 +69,11 @@ class TableSource:
 
     Attributes:
         table: The same.
-        timers: Its timers by time.
     """
 
     def __init__(self, table: StateTable) -> None:
         self.table = table
-        self.timers = TimerIndex(table)
-        self._expiries: dict[tuple[int, ExpiryPlace], ExpiryIndex] = {}
+        self._indexes: dict[tuple[int, ExpiryPlace | None], ExpiryIndex | TimerIndex] = {}
 
     def apply(self, changes: pa.RecordBatch, expiring: bool = True) -> None:
         """Apply changes, to the indexes too.
@@ -86,17 +83,14 @@ class TableSource:
             expiring: Their times may be new to an index by time.
         """
         self.table.apply(changes)
-        self.timers.apply(changes)
-        if expiring:
-            for index in self._expiries.values():
+        for (_, place), index in self._indexes.items():
+            if expiring or place is None:
                 index.add(changes)
 
     def build(self, call: AttemptCall[Any]) -> Generator[None]:
         """Make the index that a read goes by, if it has one, in pieces of some milliseconds, and yield after each."""
-        if isinstance(call, ScanTimers):
-            yield from self.timers.build(call.state, call.key_groups)
-        elif isinstance(call, FetchDue):
-            yield from self._due(call.state, call.place).build()
+        if isinstance(call, FetchDue):
+            yield from self._index(call.state, call.place).build(call.key_groups)
 
     def answer(self, call: AttemptCall[R], max_bytes: int = REPLY_BYTES) -> R:
         """Return the reply to a read.
@@ -154,10 +148,11 @@ class TableSource:
                 return
             after = page[-1].user_key
 
-    def _due(self, state: int, place: ExpiryPlace) -> ExpiryIndex:
-        if (state, place) not in self._expiries:
-            self._expiries[state, place] = ExpiryIndex(self.table, state, place)
-        return self._expiries[state, place]
+    def _index(self, state: int, place: ExpiryPlace | None) -> ExpiryIndex | TimerIndex:
+        if (state, place) not in self._indexes:
+            made = TimerIndex(self.table, state) if place is None else ExpiryIndex(self.table, state, place)
+            self._indexes[state, place] = made
+        return self._indexes[state, place]
 
     def _fetch_many(self, call: FetchMany, max_bytes: int) -> Values:
         found = [self.table.get_many(state, call.key_groups, call.keys) for state in call.states]
@@ -194,12 +189,10 @@ class TableSource:
             size += len(entry.user_key) + len(entry.value)
         return _entries([page])
 
-    def _scan_timers(self, call: ScanTimers, max_bytes: int) -> Timers:
-        due = self.timers.due(call.state, call.key_groups, call.until, call.after, call.limit)
-        return Timers(*zip(*due, strict=True)) if due else Timers((), (), ())
-
     def _fetch_due(self, call: FetchDue, max_bytes: int) -> DueEntries:
-        index, skip = self._due(call.state, call.place), call.skip
+        index, skip = self._index(call.state, call.place), call.skip
+        if call.place is None:
+            max_bytes = min(max_bytes, timer_index.REPLY_BYTES)
         parts: list[pa.RecordBatch] = []
         more = False
         for key_group in call.key_groups:
@@ -244,7 +237,6 @@ READS: dict[type[AttemptCall[Any]], Callable[[TableSource, Any, int], Any]] = {
     FetchEntries: TableSource._fetch_entries,
     FetchEntry: TableSource._fetch_entry,
     ScanEntries: TableSource._scan_entries,
-    ScanTimers: TableSource._scan_timers,
     FetchDue: TableSource._fetch_due,
     ScanValues: TableSource._scan_values,
 }

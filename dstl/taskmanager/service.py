@@ -32,7 +32,7 @@ from dstl.rpc.fleet_messages import (
     Resumed,
     UnnamedBases,
 )
-from dstl.rpc.messages import AttemptCall, Done, EndOfChanges, FetchDue, OpenAttempt, ScanTimers, Write
+from dstl.rpc.messages import AttemptCall, Done, EndOfChanges, FetchDue, OpenAttempt, Write
 from dstl.rpc.protocol import Secret
 from dstl.rpc.server import Peer, RpcServer
 from dstl.runtime import Runtime
@@ -124,7 +124,7 @@ class TaskManagerService:
         source = backend.committed.source(call.operator)
         await self._bring(backend, call)
         # An index is made one at a time, and others are served meanwhile: many millions of entries take a minute.
-        if isinstance(call, (FetchDue, ScanTimers)):
+        if isinstance(call, FetchDue):
             async with self._building:
                 await self._bring(backend, call)
                 with closing(source.build(call)) as pieces:

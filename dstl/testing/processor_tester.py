@@ -177,7 +177,7 @@ class ProcessorTester:
         """
         registry = StateRegistry.from_wire(self._stored)
         made = copy.deepcopy(processor)
-        discover_states(made, registry, self._operator.time_mode, _NAME, self._schemas, nothing_held())
+        discover_states(made, self._operator, registry, self._schemas, nothing_held())
         self._processor = processor
         self._stored = registry.to_wire()
 

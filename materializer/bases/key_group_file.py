@@ -48,17 +48,13 @@ class KeyGroupFile:
     """The contents of a base file.
 
     Attributes:
-        key_group: The key group.
         rows: Number of entries.
-        blocks: Number of blocks.
         raw_bytes: Bytes before compression.
         data: The file.
         expired: Entries that were left out because their time to live had passed; known when encoding only.
     """
 
-    key_group: KeyGroup
     rows: int
-    blocks: int
     raw_bytes: int
     data: bytes
     expired: int = 0
@@ -114,7 +110,7 @@ def encode_in_pieces(
             out += stored
             rows, raw_bytes = rows + entry.rows, raw_bytes + size
     out += encode_index(key_group, entries, bounds, compressor)
-    return KeyGroupFile(key_group, rows, len(entries), raw_bytes, b"", dropped), out
+    return KeyGroupFile(rows, raw_bytes, b"", dropped), out
 
 
 def decode_key_group(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from dstl.changelog.segment.reader import JoinedChanges, ReadSizes, SegmentReader
+from dstl.changelog.segment.reader import Changes, ReadSizes, SegmentReader
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from dstl.store.prefetcher import BudgetLease, Prefetcher
@@ -93,7 +93,7 @@ def replay(
     owned: KeyGroupRange,
     runtime: Runtime,
     turn: asyncio.Semaphore,
-) -> Prefetcher[ReplayStep, tuple[ReplayStep, list[JoinedChanges]]]:
+) -> Prefetcher[ReplayStep, tuple[ReplayStep, list[Changes]]]:
     """Return an iterator over the steps in order, each with its changes that no base contains; the caller closes it.
 
     Bounded ahead are the segments, their stored bytes, and the bytes that they are decoded to.
@@ -112,13 +112,13 @@ def replay(
     """
     retries = RetryPolicy(runtime)
 
-    async def load(step: ReplayStep, lease: BudgetLease) -> tuple[ReplayStep, list[JoinedChanges]]:
-        async def read() -> list[JoinedChanges]:
+    async def load(step: ReplayStep, lease: BudgetLease) -> tuple[ReplayStep, list[Changes]]:
+        async def read() -> list[Changes]:
             lease.give_back()  # what an attempt before this one has read
-            found: list[JoinedChanges] = []
+            found: list[Changes] = []
             reader = SegmentReader(store, step.entry.handle, turn=turn, sizes=_SIZES)
             without = {log_id: held for log_id, (_, held) in step.operators.items() if held}
-            async with aclosing(reader.read_joined(owned, step.wanted, without)) as changes:
+            async with aclosing(reader.read(owned, step.wanted, without)) as changes:
                 async for each in changes:
                     await lease.take(each.nbytes)
                     found.append(each)
@@ -152,7 +152,7 @@ class LogPiece:
     staged: dict[str, StagedChanges] = field(default_factory=dict)
     nbytes: int = 0
 
-    def add(self, step: ReplayStep, found: list[JoinedChanges]) -> None:
+    def add(self, step: ReplayStep, found: list[Changes]) -> None:
         """Take the changes of one more segment."""
         rows = dict.fromkeys((operator for operator, _ in step.operators.values()), 0)
         for log_id, batch, nbytes in found:
@@ -174,7 +174,7 @@ class LogPiece:
 
 
 async def join_segments(
-    segments: Prefetcher[ReplayStep, tuple[ReplayStep, list[JoinedChanges]]], piece_bytes: int
+    segments: Prefetcher[ReplayStep, tuple[ReplayStep, list[Changes]]], piece_bytes: int
 ) -> AsyncGenerator[LogPiece]:
     """Yield segments together until they hold so many bytes, in their order; closes ``segments``."""
     async with aclosing(segments):

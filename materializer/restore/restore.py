@@ -83,9 +83,11 @@ class RestoredTables:
 
 @asynccontextmanager
 async def heap_tables(
-    checkpoint: CompletedCheckpoint, files: FileBases, key_groups: KeyGroupRange
+    checkpoint: CompletedCheckpoint, files: FileBases, key_groups: KeyGroupRange, operator: str | None = None
 ) -> AsyncIterator[dict[str, StateTable]]:
     """Give the tables of a checkpoint for some key groups, in memory and by operator; what is left there is closed.
+
+    With ``operator`` that of this one alone.
 
     Raises:
         CorruptData: A segment is damaged, or every base of a key group is; names it, the checkpoint and the next step.
@@ -93,7 +95,7 @@ async def heap_tables(
         Unavailable: The store did not answer several times in a row.
         Invalid: A later version of DSTL wrote a segment.
     """
-    restore = TableRestore(checkpoint, files, key_groups, lambda _: HeapStateTable(), LogLine())
+    restore = TableRestore(checkpoint, files, key_groups, lambda _: HeapStateTable(), LogLine(), operator)
     try:
         await restore.open()
         await restore.load()
@@ -130,6 +132,7 @@ class TableRestore:
         owned: Key groups to restore, inclusive.
         open_table: Makes an empty table for an operator.
         on_progress: Told after every object. What it raises ends the restore.
+        operator: Which one to restore; None for all.
 
     Attributes:
         restored: The tables, and what is known of the restore so far.
@@ -142,8 +145,10 @@ class TableRestore:
         owned: KeyGroupRange,
         open_table: Callable[[str], StateTable],
         on_progress: ProgressListener,
+        operator: str | None = None,
     ) -> None:
         self._checkpoint = checkpoint
+        self._operator = operator
         self._files = files
         self._runtime = files.runtime
         self._owned = owned
@@ -254,12 +259,13 @@ class TableRestore:
         generations = {
             operator: {group: bases for group, bases in groups.items() if group in self._owned}
             for operator, groups in generations_of(checkpoint.materialized).items()
+            if self._operator in (None, operator)
         }
         after = {
             operator: {group: bases[0].checkpoint for group, bases in groups.items()}
             for operator, groups in generations.items()
         }
-        steps = replay_steps(checkpoint, self._owned, after)
+        steps = replay_steps(checkpoint, self._owned, after, self._operator)
         for operator, groups in generations.items():
             self._progress.more(operator, sum(bases[0].length for bases in groups.values()))
         self._expect(steps, 1)
@@ -279,7 +285,7 @@ class TableRestore:
                 await log.aclose()
                 self._expect(steps, -1)
                 after |= {op: {g: b.checkpoint for g, b in load.result.loaded.items()} for op, load in first.items()}
-                steps = replay_steps(checkpoint, self._owned, after)
+                steps = replay_steps(checkpoint, self._owned, after, self._operator)
                 self._expect(steps, 1)
                 log = self._pieces(steps)
             async for piece in log:

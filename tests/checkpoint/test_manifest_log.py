@@ -513,7 +513,7 @@ async def test_a_start_does_not_ask_for_more_the_longer_the_query_has_run() -> N
         scan = await after.scan()
         await after.fence(QUERY)
         assert [c.batch_id for c in scan.retained] == [batches - 3, batches - 2, batches - 1]
-        return store.listed, store.totals.calls
+        return store.listed, store.calls.total()
 
     few, many = await asked(4), await asked(100)
     assert few == many

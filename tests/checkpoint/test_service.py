@@ -85,12 +85,12 @@ async def test_only_the_lost_task_managers_key_groups_are_read_again(job: Job) -
     async with job.driver(task_managers=3) as driver:
         await driver.run_batches("run-1", range(3))
         owned = {m: driver.members[m].backend.key_groups for m in driver.members}
-        reads = {m: driver.members[m].store.totals.get.calls for m in driver.members}
+        reads = {m: driver.members[m].store.calls["get"] for m in driver.members}
         await driver.members["tm-1"].kill()
         await driver.run_batch("run-1", 3)
         for member in ("tm-2", "tm-3"):
             assert driver.members[member].backend.key_groups == owned[member]
-            assert driver.members[member].store.totals.get.calls == reads[member]
+            assert driver.members[member].store.calls["get"] == reads[member]
         assert driver.members["tm-4"].backend.key_groups == owned["tm-1"]
         await job.check()
 
@@ -184,7 +184,7 @@ async def test_each_task_manager_fetches_only_segments_with_its_key_groups(job: 
         for member in driver.members.values():
             meeting = [s for s in segments if s.key_groups.intersect(member.backend.key_groups)]
             assert len(meeting) == 2
-            assert member.store.totals.get.calls == 2
+            assert member.store.calls["get"] == 2
         await job.check()
 
 
@@ -556,7 +556,7 @@ async def test_a_start_costs_the_same_requests_however_many_came_before(
     store = job.store = InstrumentedStore(MemoryStore(clock=clock))
     requests, records, kept = [], [], 5
     for run in range(50):
-        before = store.totals.calls
+        before = store.calls.total()
         async with job.driver() as driver:
             await driver.run_batch(f"run-{run}", run, {"counts": {b"a": b"%d" % run}})
             for kind in ("offsets", "commits"):
@@ -567,7 +567,7 @@ async def test_a_start_costs_the_same_requests_however_many_came_before(
                 while "the cleaner has passed" not in caplog.text:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
         caplog.clear()
-        requests.append(store.totals.calls - before)
+        requests.append(store.calls.total() - before)
         records.append(len(await job.names("manifests/")))
         await clock.advance(4 * 3600.0)
     # Six starts a day, a fence each, what is retained, and what lies behind the next whole index.

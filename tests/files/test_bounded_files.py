@@ -26,6 +26,7 @@ from dstl.store.memory import MemoryStore
 from dstl.taskmanager.config import TaskManagerConfig
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from worlds.files import ROOT, Jvm, Stores, application, driven, kept, until
+from worlds.memory_recorder import MemoryRecorder
 
 HOST = "127.0.0.2"
 LITTLE = {"batching.byte_budget": str(1 << 20), "batching.preemptive_persist_threshold": str(256 << 10)}
@@ -141,8 +142,8 @@ async def test_files_that_are_restored_side_by_side_are_fetched_once(files: int,
     """As JVMs read, in parts of 4 MiB in turn; the cache is smaller than one of them, or than all of them."""
     store, content = MemoryStore(), [os.urandom(size + number) for number in range(files)]
     await written(kept(store), content)
-    counted, cache = InstrumentedStore(store), FileCache(32 << 20)
-    directory = a_directory(counted, cache)
+    recorder, cache = MemoryRecorder(), FileCache(32 << 20)
+    directory = a_directory(InstrumentedStore(store, recorder=recorder), cache)
     got: list[list[bytes]] = [[] for _ in content]
     for offset in range(0, size + files, PART):
         for number in range(files):
@@ -150,7 +151,7 @@ async def test_files_that_are_restored_side_by_side_are_fetched_once(files: int,
             assert cache.used <= 32 << 20
     assert [b"".join(each) for each in got] == content
     total = sum(map(len, content))
-    assert counted.totals.get.bytes < 1.2 * total + (1 << 20)
+    assert sum(recorder.samples["storeRequestBytes.get"]) < 1.2 * total + (1 << 20)
     await directory.close()
     assert not cache.used
 
@@ -159,11 +160,11 @@ async def test_a_plain_file_that_was_taken_over_is_fetched_once_and_checked(stor
     plain, content = MemoryStore(), os.urandom(21 << 20)
     for name, body in {"metadata": b'{"id":"a"}', "offsets/0": b"v1\n{}", "commits/0": COMMIT, sst(0): content}.items():
         await plain.put(name, body)
-    counted = InstrumentedStore(plain)
-    directory = a_directory(MemoryStore(), plain=counted)
+    recorder = MemoryRecorder()
+    directory = a_directory(MemoryStore(), plain=InstrumentedStore(plain, recorder=recorder))
     got = [await directory.read(sst(0), "run", offset, PART) for offset in range(0, len(content), PART)]
     assert b"".join(got) == content
-    assert counted.totals.get.bytes < 1.2 * len(content)
+    assert sum(recorder.samples["storeRequestBytes.get"]) < 1.2 * len(content)
     for other, wrong in ((content[:-1], "shorter"), (content + b"x", "longer")):
         await plain.put(sst(0), other)
         with pytest.raises(CorruptData, match=f"is {wrong} than the {len(content)} bytes"):

@@ -31,9 +31,9 @@ async def test_a_batch_is_two_requests_and_its_commit_is_its_checkpoint(job: Job
         assert await query.start("run-1") == 0
         await query.run_batch(0)
         for batch in range(1, 5):
-            before = job.store.totals.calls
+            before = job.store.calls.total()
             await query.run_batch(batch)
-            assert job.store.totals.calls - before == 2, "offsets/N, and one record with commits/N and the checkpoint"
+            assert job.store.calls.total() - before == 2, "offsets/N, and one record with commits/N and the checkpoint"
             await job.check(batch)
         assert [each.batch_id for each in query.driver.checkpoints] == [0, 1, 2, 3, 4]
         assert await query.jvm.names("commits") == ["0", "1", "2", "3", "4"]

@@ -78,9 +78,9 @@ async def test_a_batch_is_one_request_whatever_the_partitions(
         assert await query.start("run-1") == 0
         await query.run_batch(0)
         for batch in range(1, 5):
-            before, calls = copy_of(job.model), job.store.totals.calls
+            before, calls = copy_of(job.model), job.store.calls.total()
             await query.run_batch(batch)
-            assert job.store.totals.calls - calls == 1, "offsets/N with commits/N-1 and its checkpoint"
+            assert job.store.calls.total() - calls == 1, "offsets/N with commits/N-1 and its checkpoint"
             await check_durable(job.store, before, batch - 1)
             assert await query.jvm.names("commits") == [str(each) for each in range(batch + 1)], "its run sees it"
         await query.directory.settle()

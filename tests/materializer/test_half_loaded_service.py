@@ -23,7 +23,6 @@ from dstl.rpc.messages import (
     FetchMany,
     FetchValues,
     ScanEntries,
-    ScanTimers,
     ScanValues,
     write_columns,
 )
@@ -64,7 +63,7 @@ def some_read(rng: random.Random, operator: str, attempt: int) -> AttemptCall[An
     if kind == 4:
         return ScanEntries(operator, attempt, 1, groups[0], 30, keys[0], None)
     if kind == 5:
-        return ScanTimers(operator, attempt, 1, 4, some, bytes([rng.randrange(256)]), None)
+        return FetchDue(operator, attempt, 1, None, rng.randrange(1 << 64), 0, True, some)
     if kind == 6:
         place = ExpiryPlace(False, 0)
         return FetchDue(operator, attempt, 0, place, rng.randrange(-(1 << 63), 1 << 63), 0, True, some)
@@ -115,9 +114,6 @@ class Twin:
         """Read something, page by page, at one's own pace."""
         call = some_read(rng, rng.choice(OPERATORS), attempt)
         source = self.sources[call.operator]
-        if isinstance(call, ScanTimers):
-            await self.scan(call, source, rng)
-            return
         for _ in range(30):
             self.half += self.member.backend.loading is not None
             try:
@@ -129,24 +125,6 @@ class Twin:
             assert plain(reply) == plain(with_all), call
             self.answered += 1
             return
-
-    async def scan(self, call: ScanTimers, source: TableSource, rng: random.Random) -> None:
-        for _ in range(20):
-            for _ in range(30):
-                try:
-                    reply = await self.service._read(None, call)  # type: ignore[arg-type]
-                    break
-                except Unavailable:
-                    await asyncio.sleep(1)
-            else:
-                return
-            assert plain(reply) == plain(source.answer(call)), call
-            self.answered += 1
-            if len(reply.keys) < call.limit:
-                return
-            last = reply.key_groups[-1], reply.keys[-1], reply.expiries[-1]
-            call = ScanTimers(call.operator, call.attempt, call.state, call.limit, call.key_groups, call.until, last)
-            await asyncio.sleep(rng.uniform(0, 0.2))
 
     async def look_up(self, rng: random.Random) -> None:
         key, state, operator = rng.choice(KEYS), rng.randrange(2), rng.choice(OPERATORS)

@@ -15,8 +15,8 @@ from dstl.store.base import ByteRange, ObjectStore
 from dstl.store.memory import MemoryStore
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry
 from handles.key_group import KeyGroupRange
-from materializer.bases.table_directory import UnusableObject
-from materializer.restore.restore import LogSizes, RestoredTables
+from materializer.bases.table_directory import FileBases, UnusableObject
+from materializer.restore.restore import LogSizes, RestoredTables, heap_tables
 from materializer.tables import HeapStateTable, StateTable
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.virtual_time import LoopClock, seeded_runtime, virtual
@@ -182,6 +182,19 @@ async def test_segments_without_an_owned_key_group_are_not_opened() -> None:
     restored = await restore(log.checkpoint(), store, KeyGroupRange(5, 7))
     assert store.calls["get"] == 3
     assert sorted(content(restored).values()) == [b"5", b"6", b"7"]
+
+
+async def test_of_one_operator_nothing_else_is_restored_or_read() -> None:
+    log = Log(MemoryStore())
+    for operator in ("left", "right"):
+        log.add_log(f"log-{operator}", operator)
+        await log.add({f"log-{operator}": [put(1, 0, operator.encode(), b"", b"v")]})
+    await log.store.delete([log.segments[1].handle.name])
+    async with (
+        FileBases(log.store, seeded_runtime(1)) as files,
+        heap_tables(log.checkpoint(), files, ALL, "left") as tables,
+    ):
+        assert {name: [e.key for e in table.scan(0, 1)] for name, table in tables.items()} == {"left": [b"left"]}
 
 
 async def test_metadata_is_no_change_of_a_table() -> None:

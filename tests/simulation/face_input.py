@@ -29,6 +29,7 @@ from dstl.state.descriptor import DeclaredSchemas
 from dstl.state.frames.row_writer import arrow_schema
 from dstl.state.group_state_processor import TIMEOUT_COLUMN
 from dstl.state.keyed_batch import INITIAL_STATE_COLUMN, KEY_GROUP_COLUMN, Style
+from dstl.state.processor_runner import ProcessorOperator
 from dstl.state.vectorised.aggregation import LATE
 from tests.simulation.clocked_model import DELAY_MS, event_time_ms
 from tests.simulation.spark import RULES, key_group_of, number_of
@@ -134,6 +135,7 @@ def processed(
     time_mode: str = "eventTime",
     shown: Sequence[StructField] = (StructField("what", StringType()),),
     by: StructField = FRONT[0],
+    has_initial_state: bool = False,
     **more: Any,
 ) -> Callable[..., TaskDefinition]:
     """Return what defines an operator that runs a processor.
@@ -144,23 +146,34 @@ def processed(
         time_mode: PySpark's name of it.
         shown: Columns of its output beside the key.
         by: The grouping column.
-        more: Of its definition.
+        has_initial_state: Rows of initial state are among those of the first batch.
+        more: Of its operator.
     """
 
     def define(input_schema: StructType, **place: Any) -> TaskDefinition:
+        event_time = EVENT_TIME if time_mode == "eventTime" else None
+        operator = ProcessorOperator(
+            name=place["uid"],
+            key_schema=StructType([by]),
+            input_schema=StructType([*input_schema.fields, *([by] if by.name not in input_schema.names else [])]),
+            output_schema=StructType([*KEY.fields, *shown]),
+            style=style,
+            time_mode=time_mode,
+            event_time=event_time.column if event_time else None,
+            **more,
+        )
         return ProcessorDefinition(
             by=(by.name,),
             placed_by=("key",),
-            key_schema=StructType([by]),
-            input_schema=StructType([*input_schema.fields, *([by] if by.name not in input_schema.names else [])]),
-            output=StructType([*KEY.fields, *shown]),
-            event_time=EVENT_TIME if time_mode == "eventTime" else None,
+            key_schema=operator.key_schema,
+            input_schema=operator.input_schema,
+            output=operator.output_schema,
+            event_time=event_time,
+            has_initial_state=has_initial_state,
             processor=processor(),
-            style=style,
-            time_mode=time_mode,
-            timezone="UTC",
+            operator=operator,
             schemas=DeclaredSchemas(),
-            **more,
+            streams=operator.streams,
             **place,
         )
 

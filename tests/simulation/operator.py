@@ -16,8 +16,8 @@ from dstl.spark.operators.grouping import group_rows
 from dstl.spark.task_definition import TaskDefinition
 from dstl.state.broadcast_state import BroadcastScope, BroadcastState, BroadcastStream
 from dstl.state.codec.key_codec import KeyCodec
-from dstl.state.codec.value_codec import ValueCodec
-from dstl.state.descriptor import StateDescriptor, StateKind
+from dstl.state.codec.value_codec import TimeToLive, ValueCodec
+from dstl.state.descriptor import DeclaredState, StateDescriptor, StateKind
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN, FrameLimits
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
@@ -108,8 +108,8 @@ class _Runner:
     def run(self, batches: Iterator[pa.RecordBatch], task: TaskInput, /) -> Iterator[pa.RecordBatch]:
         """Read each key's operations, send them with the new ones, and yield the rows."""
         attempt, scope = self._seat.attempt, BroadcastScope()
-        codec = ValueCodec(RULES, self._rules.value_schemas)
-        rules = BroadcastState(self._rules, codec, task.source, scope, KeyCodec(_RULE), task.read_broadcast)
+        declared = DeclaredState(self._rules, ValueCodec(RULES, self._rules.value_schemas), TimeToLive(0, 0))
+        rules = BroadcastState(declared, task.source, scope, KeyCodec(_RULE), task.read_broadcast)
         scope.open()
         for each in task.broadcast:
             scope.stream = each.stream.name

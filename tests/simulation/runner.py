@@ -17,9 +17,7 @@ from dstl.changelog import segments_in_flight
 from dstl.changelog.segment.reader import ReadSizes
 from dstl.rpc import state_client
 from dstl.state.entry_state import EntryState
-from dstl.state.processor_runner import ProcessorRunner
-from dstl.state.vectorised.aggregation_runner import AggregationRunner
-from dstl.state.vectorised.map_states import MapStatesRunner
+from dstl.state.task_input import TaskInput
 from dstl.taskmanager import memory_limit
 from materializer.bases import base_fetch, cold_reads, key_group_block, key_group_file
 from materializer.restore import log_replay, restore
@@ -61,12 +59,8 @@ _AWAKE_S = 20.0
 """How long one that has slept for days is watched: it learns within seconds that another has led."""
 _AWAKE_BATCHES = 3
 """Then it leads again, and goes on as others do."""
-_PIECES: dict[Any, dict[str, int]] = {
-    ProcessorRunner: {"part_bytes": 60},
-    AggregationRunner: {"part_bytes": 60, "call_rows": 2},
-    MapStatesRunner: {"part_bytes": 60, "call_rows": 2},
-}
-"""Of those who run operators."""
+_PIECES = (60, 2)
+"""Bytes of a part of a change set, and rows of a call."""
 
 
 @dataclass(frozen=True)
@@ -171,8 +165,8 @@ def _small_thresholds(world: World) -> Iterator[None]:
         world.store.part_size = parts.choice((150, 600))
     if world.rng("in-pieces").random() < 0.25:
         # Rows of some keys are folded at a time, and what a task writes is sent in many parts.
-        for runner, sizes in _PIECES.items():
-            changed.append((runner.__init__, "__kwdefaults__", {**runner.__init__.__kwdefaults__, **sizes}))
+        made: Any = TaskInput.__init__
+        changed.append((made, "__defaults__", (*made.__defaults__[: -len(_PIECES)], *_PIECES)))
     lazy = world.rng("lazy")
     if lazy.random() < 0.5:
         # A base of some rows has many blocks, and its key groups come one by one while batches run.

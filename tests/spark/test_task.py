@@ -41,6 +41,7 @@ from dstl.spark.task import OperatorTask
 from dstl.spark.task_attempt import WorkerProcess, run_attempt
 from dstl.spark.task_definition import PreparedOperator
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
+from dstl.state.processor_runner import ProcessorOperator
 from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.aggregation import Aggregate
 from handles.key_group import KeyGroupRange
@@ -75,8 +76,9 @@ class Remembering(StatefulProcessor):
 
 
 def remembering() -> ProcessorDefinition:
-    more = {"style": "row", "time_mode": "none", "timezone": "UTC", "schemas": schemas_of_tests()}
-    return ProcessorDefinition(**PLACE, processor=Remembering(), output=ROW, **more)
+    operator = ProcessorOperator(name="op", key_schema=KEY, input_schema=ROW, output_schema=ROW)
+    of = {"processor": Remembering(), "operator": operator, "schemas": schemas_of_tests()}
+    return ProcessorDefinition(**PLACE, output=ROW, **of)
 
 
 class Line:

@@ -87,12 +87,12 @@ class Job:
                 key_groups=groups.tolist(),
                 watermark_ms=self.watermark,
                 late_watermark_ms=self.late_watermark,
+                call_rows=self.call_rows,
             )
             for batch in runner.run(iter(batches_of(mine)), task):
                 found += (result_of(row) for row in batch.to_pylist())
             self.late_rows += runner.late_rows
             latest += [] if runner.max_event_time_ms is None else [runner.max_event_time_ms]
-            self.registry = runner.registry
         for part in parts:
             self.source.apply(part)
         self.late_watermark = self.watermark
@@ -100,10 +100,9 @@ class Job:
         return sorted(found, key=repr)
 
     def runner(self) -> AggregationRunner | SessionRunner:
-        registry = StateRegistry.from_wire(self.registry.to_wire())
-        if self.definition.session:
-            return SessionRunner(self.definition, operator="op", registry=registry)
-        return AggregationRunner(self.definition, operator="op", registry=registry, call_rows=self.call_rows)
+        self.registry = StateRegistry.from_wire(self.registry.to_wire())
+        kind = SessionRunner if self.definition.session else AggregationRunner
+        return kind(self.definition, operator="op", registry=self.registry)
 
     @property
     def held(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -60,22 +61,21 @@ class Sets(StatefulProcessor):
         pass
 
 
-def processors(registry: StateRegistry, part_bytes: int) -> tuple[Any, Callable[[Any], Any]]:
+def processors(registry: StateRegistry) -> tuple[Any, Callable[[Any], Any]]:
     runner = ProcessorRunner(
         Sets(),
         ProcessorOperator(name="op", key_schema=KEY, input_schema=INPUT, output_schema=KEY, time_mode="processingTime"),
         registry,
         schemas_of_tests(),
-        part_bytes=part_bytes,
     )
     return runner, lambda batches: group_rows(batches, ["k"], rows_per_batch=5)
 
 
-def aggregates(registry: StateRegistry, part_bytes: int) -> tuple[Any, Callable[[Any], Any]]:
+def aggregates(registry: StateRegistry) -> tuple[Any, Callable[[Any], Any]]:
     made = {"n": Aggregate("count"), "total": Aggregate("sum", "n")}
     made |= {f"{name}_x": Aggregate(name, "x") for name in ("min", "max", "sum", "mean", "approx_count_distinct")}
     whole = plain_aggregation(KEY, INPUT, made)
-    return AggregationRunner(whole, operator="op", registry=registry, call_rows=40, part_bytes=part_bytes), iter
+    return AggregationRunner(whole, operator="op", registry=registry), iter
 
 
 def table_of(rows: Rows, schema: pa.Schema) -> pa.Table:
@@ -105,9 +105,10 @@ def test_a_change_set_knows_no_order_of_rows_and_no_parts(kind: Callable[..., An
             for part_bytes in (8 << 20, 1, rng.randrange(1, 3000), rng.randrange(1, 3000)):
                 rng.shuffle(rows)
                 registry = StateRegistry.from_wire(stored)
-                runner, gathered = kind(registry, part_bytes)
+                runner, gathered = kind(registry)
                 sent: list[pa.RecordBatch] = []
                 task = TaskInput(source, sent.append, batch + 1, range(8), 1000 + 100 * batch)
+                task = replace(task, part_bytes=part_bytes, call_rows=40)
                 list(runner.run(gathered(table_of(rows, schema).to_batches(max_chunksize=7)), task))
                 digests.add(digest_changes(sent))
                 contents.add(tuple(sorted(map(repr, (row for part in sent for row in part.to_pylist())))))
@@ -129,9 +130,10 @@ def test_a_worker_keeps_no_more_of_a_change_set_than_a_part_and_what_timers_read
         overlay = runner._overlay
         most = max(most, sum(map(len, overlay._values.values())) + sum(map(len, overlay._entries.values())))
 
-    runner, gathered = processors(registry, 4000)
+    runner, gathered = processors(registry)
     # The timers of ten of them are due in this batch: they are read again at its end, and only they are kept.
     rows[:10] = [{**row, "n": 0} for row in rows[:10]]
-    list(runner.run(gathered(table_of(rows, schema).to_batches()), TaskInput(MemorySource(), send, 1, range(8), 1000)))
+    task = TaskInput(MemorySource(), send, 1, range(8), 1000, part_bytes=4000)
+    list(runner.run(gathered(table_of(rows, schema).to_batches()), task))
     assert sent > 50 * 4000
     assert most <= 10 * 5

@@ -90,9 +90,9 @@ def test_a_function_over_states_sees_them_as_its_schema_says_now() -> None:
         parse_ddl("n int, gone string, l array<struct<x:int>>"),
         parse_ddl("new date, l array<struct<y:int,x:double>>, n long"),
     )
-    job = Job(mapped(write, first, parse_ddl("k string")), KEY, INPUTS, ttl_ms=1000)
+    job = Job(mapped(write, first, parse_ddl("k string"), ttl_ms=1000), KEY, INPUTS)
     job.run([{"k": "a", "v": 1}])
-    job.make = mapped(keep, later, parse_ddl("k string"))
+    job.make = mapped(keep, later, parse_ddl("k string"), ttl_ms=1000)
     job.run([{"k": "a", "v": 1}])
     assert seen == [[{"new": None, "l": [{"y": None, "x": 1.0}], "n": 1}]]
 

@@ -203,16 +203,12 @@ def test_the_driver_learns_the_states_and_tasks_keep_to_them():
     job = Job(Old)
     job.run(batches_of([{"k": "a", "op": "", "n": 0}], 5))
     old = StateRegistry.from_wire(job.stored)
-    found = discover_states(New(), old, "none", "op", schemas_of_tests(), nothing_held())
+    operator = ProcessorOperator(name="op", key_schema=KEY, input_schema=INPUT, output_schema=OUTPUT)
+    found = discover_states(New(), operator, old, schemas_of_tests(), nothing_held())
     assert {d.name: (d.state_id, len(d.schemas)) for d in found.descriptors} == {"n": (0, 2), "gone": (2, 1)}
     assert found.removed == {1}
     settled = StateRegistry.from_wire(found.to_wire(), settled=True)
-    runner = ProcessorRunner(
-        New(),
-        ProcessorOperator(name="op", key_schema=KEY, input_schema=INPUT, output_schema=OUTPUT),
-        settled,
-        schemas_of_tests(),
-    )
+    runner = ProcessorRunner(New(), operator, settled, schemas_of_tests())
     assert list(runner.run(iter(()), TaskInput(job.source, lambda part: None, 2))) == []
     assert {d.name: d.state_id for d in settled.declared} == {"n": 0, "gone": 2}
     with pytest.raises(UserCodeError, match="'gone' is stored as a list state and declared as map"):

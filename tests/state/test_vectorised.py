@@ -64,10 +64,14 @@ class Job:
         table = table.append_column(KEY_GROUP, pa.array(groups, pa.int32()))
         self.changes = []
         registry = StateRegistry.from_wire(self.registry.to_wire())
-        runner = self.make(self.keys, self.inputs, operator="op", registry=registry, **self.options)
-        self.registry = runner.registry
+        runner = self.make(self.keys, self.inputs, operator="op", registry=registry)
+        self.registry = registry
         task = TaskInput(
-            source=self.source, send=self.changes.append, sequence=self.batch, processing_time_ms=self.now_ms
+            source=self.source,
+            send=self.changes.append,
+            sequence=self.batch,
+            processing_time_ms=self.now_ms,
+            **self.options,
         )
         self.batch += 1
         output = list(runner.run(iter(table.to_batches(max_chunksize=rows_per_batch)), task))
@@ -89,10 +93,8 @@ def aggregates(held: Mapping[str, Aggregate], ttl_ms: int = 0) -> Callable[..., 
     return make
 
 
-def mapped(function: Any, state: StructType, output: StructType) -> Callable[..., MapStatesRunner]:
-    def make(
-        keys: StructType, inputs: StructType, *, operator: str, ttl_ms: int = 0, **options: Any
-    ) -> MapStatesRunner:
+def mapped(function: Any, state: StructType, output: StructType, ttl_ms: int = 0) -> Callable[..., MapStatesRunner]:
+    def make(keys: StructType, inputs: StructType, *, operator: str, **options: Any) -> MapStatesRunner:
         of = MapStates(
             name=operator,
             function=function,
@@ -405,7 +407,7 @@ def test_a_function_sees_no_expired_state_and_removes_none() -> None:
         return pa.table({"n": rows.column("v"), "__exists": kept}), None
 
     inputs = StructType([*KEY.fields, StructField("v", LongType())])
-    job = Job(mapped(function, parse_ddl("n long"), parse_ddl("k string")), KEY, inputs, ttl_ms=10)
+    job = Job(mapped(function, parse_ddl("n long"), parse_ddl("k string"), 10), KEY, inputs)
     for now, v in ((0, 1), (9, 2), (19, 3), (40, 0), (41, 1)):
         job.now_ms = now
         job.run([{"k": "a", "v": v}])

@@ -11,8 +11,9 @@ import pytest
 
 from dstl.errors import Invalid
 from dstl.rpc.messages import ENTRY_COLUMNS, ExpiryPlace, FetchDue, ScanValues, read_columns
+from dstl.rpc.state_client import StateClient
 from dstl.taskmanager.expiry_index import ExpiryIndex, expiries_of
-from dstl.taskmanager.reads import TableSource
+from dstl.taskmanager.reads import Answered, LocalTransport, TableSource
 from dstl.taskmanager.timer_index import TimerIndex
 from handles.key_group import KeyGroupRange
 from materializer.tables import HeapStateTable
@@ -198,30 +199,40 @@ def at(ms: int) -> bytes:
     return ms.to_bytes(8, "big")
 
 
-def paged(index: TimerIndex, groups: list[int], until: bytes, limit: int) -> list[tuple[int, bytes, bytes]]:
-    found: list[tuple[int, bytes, bytes]] = []
-    while page := index.due(STATE, groups, until, found[-1] if found else None, limit):
-        assert len(page) <= limit
-        found += page
-    return found
+def due_timers(index: TimerIndex, groups: list[int], until: int) -> list[tuple[int, bytes, bytes]]:
+    found = ((group, index.due(group, until)) for group in groups)
+    return [
+        (group, key, at)
+        for group, (keys, ends) in found
+        for key, at in zip(keys.to_pylist(), ends.to_pylist(), strict=True)
+    ]
 
 
-def in_order(timers: set[tuple[int, bytes, bytes]], groups: list[int], until: bytes) -> list[tuple[int, bytes, bytes]]:
-    return sorted((t for t in timers if t[0] in groups and t[2] <= until), key=lambda t: (t[2], t[0], t[1]))
+def in_order(timers: set[tuple[int, bytes, bytes]], groups: list[int], until: int) -> list[tuple[int, bytes, bytes]]:
+    return sorted((t for t in timers if t[0] in groups and t[2] <= at(until)), key=lambda t: (t[0], t[2], t[1]))
 
 
-@pytest.mark.parametrize("limit", [1, 7, 10_000])
-def test_due_timers_come_once_and_in_the_order_in_which_they_fire(limit: int, rng: random.Random) -> None:
+@pytest.mark.parametrize("max_bytes", [1, 100, 1 << 20])
+def test_due_timers_come_once_and_in_the_order_in_which_they_fire(max_bytes: int, rng: random.Random) -> None:
     timers = {(rng.randrange(4), b"%d" % rng.randrange(40), at(rng.randrange(50))) for _ in range(1500)}
-    table = HeapStateTable()
-    table.apply(changes(*[put(group, STATE, key, expiry, b"") for group, key, expiry in timers]))
-    assert paged(TimerIndex(table), [0, 1, 3], at(25), limit) == in_order(timers, [0, 1, 3], at(25))
+    source = TableSource(HeapStateTable())
+    source.apply(changes(*[put(group, STATE, key, expiry, b"") for group, key, expiry in timers]))
+
+    class Paged(LocalTransport):
+        def send(self, message: Any) -> Answered:
+            return Answered(self.source.answer(message, max_bytes))
+
+    client = StateClient([(KeyGroupRange(0, 1), Paged(source)), (KeyGroupRange(2, 7), Paged(source))], "", 0)
+    pages = list(client.fetch_due(STATE, [0, 1, 3], None, 25, with_values=True))
+    found = [row for page in pages for row in zip(*(column.to_pylist() for column in page.columns), strict=True)]
+    assert found == in_order(timers, [0, 1, 3], 25)
+    assert len(pages) == 2 if max_bytes > 1 << 16 else len(pages) > 9
 
 
 @pytest.mark.parametrize("writes", [3, 400])
 def test_it_follows_every_change_of_its_table(writes: int, rng: random.Random) -> None:
     table, held = HeapStateTable(), set[tuple[int, bytes, bytes]]()
-    index = TimerIndex(table)
+    index = TimerIndex(table, STATE)
     for _ in range(40):
         rows: list[Any] = [put(rng.randrange(4), STATE + 1, b"other", at(1), b"")]
         for _ in range(rng.randrange(writes)):
@@ -238,10 +249,10 @@ def test_it_follows_every_change_of_its_table(writes: int, rng: random.Random) -
                 rows.append(clear(group, STATE, key))
         batch = changes(*rows)
         table.apply(batch)
-        index.apply(batch)
+        index.add(batch)
         # Not all groups each time: one that was never asked for is read when it is.
         groups = sorted(rng.sample(range(4), rng.randrange(1, 5)))
-        assert paged(index, groups, at(60), 16) == in_order(held, groups, at(60))
+        assert due_timers(index, groups, 60) == in_order(held, groups, 60)
 
 
 def test_what_is_written_while_the_timers_index_is_made_is_in_it(
@@ -251,18 +262,18 @@ def test_what_is_written_while_the_timers_index_is_made_is_in_it(
     held = {(rng.randrange(3), b"%d" % rng.randrange(40), at(rng.randrange(50))) for _ in range(400)}
     table = HeapStateTable()
     table.apply(changes(*[put(group, STATE, key, expiry, b"") for group, key, expiry in held]))
-    index = TimerIndex(table)
+    index = TimerIndex(table, STATE)
     pieces = 0
-    for _ in index.build(STATE, [0, 1, 2]):
+    for _ in index.build([0, 1, 2]):
         pieces += 1
         if pieces % 11 == 0 and pieces < 100:
             new, old = (rng.randrange(3), b"%d" % rng.randrange(40), at(rng.randrange(50))), rng.choice(sorted(held))
             held = held - {old} | {new}
             batch = changes(delete(old[0], STATE, old[1], old[2]), put(new[0], STATE, new[1], new[2], b""))
             table.apply(batch)
-            index.apply(batch)
+            index.add(batch)
     assert pieces > 400 / 7
-    assert paged(index, [0, 1, 2], at(60), 16) == in_order(held, [0, 1, 2], at(60))
+    assert due_timers(index, [0, 1, 2], 60) == in_order(held, [0, 1, 2], 60)
 
 
 async def test_tables_that_were_replaced_bring_their_own_timers(seed: int) -> None:
@@ -272,5 +283,6 @@ async def test_tables_that_were_replaced_bring_their_own_timers(seed: int) -> No
         table = HeapStateTable()
         table.apply(changes(put(0, STATE, b"k", at(expiry), b"")))
         world.backend.replace_tables({"op": table}, None, everything)
-        assert world.backend.committed.source("op").timers.due(STATE, [0], at(9), None, 9) == [(0, b"k", at(expiry))]
+        found = world.backend.committed.source("op").answer(FetchDue("op", 0, STATE, None, 9, 0, True, (0,)))
+        assert read_columns(memoryview(found.data), ENTRY_COLUMNS)[2].to_pylist() == [at(expiry)]
     await world.close()

@@ -22,9 +22,11 @@ from dstl.rpc.codec import Message
 from dstl.rpc.fleet_messages import Restore
 from dstl.rpc.handshake import Role
 from dstl.rpc.messages import (
+    ENTRY_COLUMNS,
     KEY_COLUMNS,
     VALUE_COLUMN,
     Done,
+    DueEntries,
     Entries,
     ExpiryPlace,
     FetchDue,
@@ -33,8 +35,6 @@ from dstl.rpc.messages import (
     FetchMany,
     FetchValues,
     OpenAttempt,
-    ScanTimers,
-    Timers,
     Values,
     Write,
     read_columns,
@@ -158,14 +158,14 @@ async def test_a_task_manager_serves_others_while_it_makes_an_index_by_time(seed
     world.backend.replace_tables({"b": table_of(*rows)}, None, KeyGroupRange.all(MAX_PARALLELISM))
     world.backend.open_attempt(("b", 7), 0, None, 1)
     peer: Any = None
-    timers = ScanTimers("b", 7, 3, 100, (0,), (5).to_bytes(8, "big"), None)
+    timers = FetchDue("b", 7, 3, None, 5, 0, True, (0,))
     for asked in (timers, FetchDue("b", 7, 4, ExpiryPlace(True, 0), 5, 0, False, (0,))):
         answer, turns = asyncio.ensure_future(service._read(peer, asked)), 0
         while not answer.done():
             await asyncio.sleep(0)
             turns += 1
         assert turns > 5
-    assert len((await service._read(peer, timers)).keys) == 6
+    assert len(read_columns((await service._read(peer, timers)).data, ENTRY_COLUMNS)[0]) == 6
     given_up = asyncio.ensure_future(service._read(peer, replace(timers, state=4)))
     await asyncio.sleep(0)
     world.backend.resume(None)
@@ -239,11 +239,11 @@ async def test_a_client_of_several_task_managers_reads_as_from_one(seed: int) ->
             assert client.fetch_entries(2, groups, keys, 1 << 20) == whole.get_entries(2, groups, keys)
             assert client.fetch_entry(2, 5, b"3", [b"1", b"x"]) == whole.get_entry(2, 5, b"3", [b"1", b"x"])
             assert client.scan_entries(2, 5, b"3", None, 1 << 20) == whole.get_entries(2, [5], [b"3"])[0]
-            until = (3).to_bytes(8, "big")
             every = list(range(MAX_PARALLELISM))
-            due = TimerIndex(whole).due(3, every, until, None, 100)
-            assert client.scan_timers(3, every, until, None, 9) == due[:9]
-            assert client.scan_timers(3, every, until, due[8], 9) == due[9:18]
+            due = [pa.table(TimerIndex(whole, 3).due(group, 3), names=["key", "value"]) for group in every]
+            found = pa.Table.from_batches(client.fetch_due(3, every, None, 3, with_values=True), ENTRY_COLUMNS)
+            assert found.select(["key", "value"]).to_pylist() == pa.concat_tables(due).to_pylist()
+            assert found.num_rows
             client.write(1, changes(put(2, 1, b"k", b"", b"v"), put(3, 1, b"k", b"", b"v")), b"{}")
             client.flush()
             with pytest.raises(Invalid, match="not an Arrow stream"):
@@ -261,10 +261,10 @@ async def test_a_client_of_several_task_managers_reads_as_from_one(seed: int) ->
         await asyncio.get_running_loop().run_in_executor(None, work)
 
 
-@pytest.mark.parametrize("read", ["fetch_many", "fetch_values", "fetch_entries", "scan_timers"])
+@pytest.mark.parametrize("read", ["fetch_many", "fetch_values", "fetch_entries", "fetch_due"])
 async def test_every_owner_is_asked_before_any_is_waited_for(read: str) -> None:
     """Each of them answers only once all of them were asked."""
-    together = {kind: asyncio.Barrier(3) for kind in (OpenAttempt, FetchMany, FetchValues, FetchEntries, ScanTimers)}
+    together = {kind: asyncio.Barrier(3) for kind in (OpenAttempt, FetchMany, FetchValues, FetchEntries, FetchDue)}
 
     async def open_attempt(peer: Peer, call: OpenAttempt) -> Done:
         await together[OpenAttempt].wait()
@@ -274,14 +274,15 @@ async def test_every_owner_is_asked_before_any_is_waited_for(read: str) -> None:
         await together[type(call)].wait()
         if isinstance(call, FetchValues):
             return Fetched(write_columns(VALUE_COLUMN, [pa.array([b"v"], pa.binary())]))
+        timer = [pa.array([0], pa.uint16()), pa.array([b"k"], pa.binary()), pa.array([b"8 bytes."], pa.binary())]
         return {
             FetchMany: Values(((b"v",),)),
             FetchEntries: Entries((1,), (b"u",), (b"v",)),
-            ScanTimers: Timers((0,), (b"k",), (b"8 bytes.",)),
+            FetchDue: DueEntries(False, write_columns(ENTRY_COLUMNS, timer)),
         }[type(call)]
 
     secret = Secret.generate()
-    handlers = {OpenAttempt: open_attempt, **dict.fromkeys([FetchMany, FetchValues, FetchEntries, ScanTimers], fetch)}
+    handlers = {OpenAttempt: open_attempt, **dict.fromkeys([FetchMany, FetchValues, FetchEntries, FetchDue], fetch)}
     servers = [RpcServer(secret, handlers) for _ in range(3)]
     ports = [await server.listen_tcp("127.0.0.1") for server in servers]
 
@@ -299,7 +300,7 @@ async def test_every_owner_is_asked_before_any_is_waited_for(read: str) -> None:
         elif read == "fetch_entries":
             assert client.fetch_entries(1, groups, keys, 100) == [[(b"u", b"v")]] * 3
         else:
-            assert client.scan_timers(1, groups, b"9", None, 5) == [(0, b"k", b"8 bytes.")] * 3
+            assert [page.num_rows for page in client.fetch_due(1, groups, None, 9, with_values=True)] == [1] * 3
         client.flush()
         for connection in connections:
             connection.close()

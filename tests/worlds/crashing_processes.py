@@ -170,6 +170,7 @@ def operator(uid: str, parallelism: int) -> Any:
 
     from dstl.spark.operators.processor import ProcessorDefinition
     from dstl.state.descriptor import DeclaredSchemas
+    from dstl.state.processor_runner import ProcessorOperator
 
     class Append(StatefulProcessor):
         """Keeps the list of the batches that a key had rows in, and yields it."""
@@ -190,18 +191,18 @@ def operator(uid: str, parallelism: int) -> Any:
             pass
 
     key = StructType([StructField("key", StringType())])
+    columns = StructType([*key.fields, StructField("batch", LongType())])
+    output = StructType([*key.fields, StructField("batches", StringType())])
     return ProcessorDefinition(
         uid=uid,
         by=("key",),
-        input_schema=StructType([*key.fields, StructField("batch", LongType())]),
+        input_schema=columns,
         key_schema=key,
-        output=StructType([*key.fields, StructField("batches", StringType())]),
+        output=output,
         parallelism=parallelism,
         max_parallelism=MAX_PARALLELISM,
         processor=Append(),
-        style="row",
-        time_mode="none",
-        timezone="UTC",
+        operator=ProcessorOperator(name=uid, key_schema=key, input_schema=columns, output_schema=output),
         schemas=DeclaredSchemas(),
     )
 

@@ -203,15 +203,15 @@ class Application:
 
     @property
     def puts(self) -> int:
-        return sum(store.totals.put.calls for store in self.opened)
+        return sum(store.calls["put"] for store in self.opened)
 
     @property
     def gets(self) -> int:
-        return sum(store.totals.get.calls for store in self.opened)
+        return sum(store.calls["get"] for store in self.opened)
 
     @property
     def requests(self) -> int:
-        return sum(store.totals.calls for store in self.opened)
+        return sum(store.calls.total() for store in self.opened)
 
     async def __aenter__(self) -> "Application":
         spec = LaunchSpec("", None, self.secret, DRIVER_HOST, bind=DRIVER_HOST, options=self.options)

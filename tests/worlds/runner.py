@@ -52,6 +52,7 @@ class Job:
             schema,
             key,
         )
+        self.sizes = {name: more.pop(name) for name in ("part_bytes", "call_rows") if name in more}
         self.more = more
         self.source = MemorySource()
         self.stored = StateRegistry(key).to_wire()
@@ -73,6 +74,7 @@ class Job:
             range(8),
             now,
             watermark,
+            **self.sizes,
         )
         out = [row for batch in self.runner.run(iter(batches), task) for row in batch.to_pylist()]
         for part in self.parts:

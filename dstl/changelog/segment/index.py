@@ -121,15 +121,14 @@ class BlockTable:
         return iter(self._entries(np.arange(len(self))))
 
     def find_blocks(self, key_groups: KeyGroupRange | None, sqns: SequenceNumberRange) -> list[BlockEntry]:
-        """Return the blocks that may hold changes of these key groups (None: all) and numbers, and metadata."""
+        """Return the blocks that may hold changes of these key groups (None: all, and metadata) and numbers."""
         base, rows = self._base_sqn, self.rows
         wanted = (rows["from_delta"] + np.int64(base) < sqns.to_sqn) & (
             rows["to_delta"] + np.int64(base) > sqns.from_sqn
         )
         if key_groups is not None:
             first, last = rows["first_key_group"], rows["last_key_group"]
-            meets = (first <= key_groups.end) & (last >= key_groups.start)
-            wanted &= meets | (first == META_KEY_GROUP)
+            wanted &= (first <= key_groups.end) & (last >= key_groups.start)
         return self._entries(np.flatnonzero(wanted))
 
     def _entries(self, positions: npt.NDArray[np.intp]) -> list[BlockEntry]:

@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import google_crc32c
 import pyarrow as pa
 
 from dstl.changelog.change_set import META_KEY_GROUP
-from dstl.changelog.segment.block_codec import Block, decode_block
+from dstl.changelog.segment.block_codec import decode_block
 from dstl.changelog.segment.index import (
     HEADER_SIZE,
     TRAILER_SIZE,
@@ -62,7 +61,8 @@ def verify_segment(data: bytes, where: str) -> SegmentIndex:
 def decode_segment(data: bytes, where: str) -> Iterator[tuple[str, SequenceNumber, KeyGroup, pa.RecordBatch]]:
     """Yield log id, sequence number, key group and changes of a whole segment that is checked first.
 
-    In the order of :meth:`SegmentReader.read <dstl.changelog.segment.reader.SegmentReader.read>`.
+    In the order of the blocks; the metadata of a run of sequence numbers has the key group ``META_KEY_GROUP`` and
+    comes first.
 
     Raises:
         CorruptData: Before anything was yielded: the bytes are not what was written.
@@ -161,20 +161,16 @@ def plan_fetches(wanted: Iterable[Wanted], sizes: ReadSizes) -> list[Fetch]:
     return fetches
 
 
-Changes = tuple[str, SequenceNumber, KeyGroup, pa.RecordBatch]
-"""Log id, sequence number, key group (``META_KEY_GROUP`` for metadata) and changes in the order of their appends."""
-
+_ALL_KEY_GROUPS = KeyGroupRange(0, META_KEY_GROUP - 1)
 _NO_KEY_GROUPS: frozenset[KeyGroup] = frozenset()
-_Decoded = TypeVar("_Decoded")
-_Work = Callable[[bytes, int, Unit, str], list[_Decoded]]
-"""Decodes a unit out of bytes that begin at this place of the segment, which errors call by this name. Any thread."""
+_NOTHING: Mapping[str, frozenset[KeyGroup]] = {}
 
 _MAX_FETCHES = 8  # hides a store's latency; more take no link any faster
 _MAX_UNITS = 4  # decoded side by side; there are no more cores for it beside the loop
 _SIZES = ReadSizes()
 
 
-class JoinedChanges(NamedTuple):
+class Changes(NamedTuple):
     """Changes of one log, of neighbouring key groups and sequence numbers, of each key in the order of their appends.
 
     Attributes:
@@ -186,6 +182,40 @@ class JoinedChanges(NamedTuple):
     log_id: str
     batch: pa.RecordBatch
     nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    """The part of a segment that is wanted; see :meth:`SegmentReader.read`."""
+
+    key_groups: KeyGroupRange | None
+    logs: Mapping[str, SequenceNumberRange] | None
+    without: Mapping[str, frozenset[KeyGroup]]
+
+    def blocks(self, index: SegmentIndex) -> Iterator[Wanted]:
+        """Yield the blocks that hold anything wanted, by offset."""
+        for log in index.logs:
+            sqns = self._sqns(log)
+            if sqns is not None:
+                for entry in log.blocks.find_blocks(self.key_groups, sqns):
+                    yield log, entry
+
+    def decode(self, data: bytes, start: int, unit: Unit, where: str) -> list[Changes]:
+        """Return a unit's changes, out of bytes that begin at this place of the segment. Any thread."""
+        found: list[Changes] = []
+        for log, entry in unit.blocks:
+            at = entry.offset - start
+            block = decode_block(data[at : at + entry.length], entry, log.sqns.from_sqn, where)
+            found.extend(Changes(log.log_id, batch, batch.nbytes) for batch in block.spans(self._wanted(log)))
+        return found
+
+    def _sqns(self, log: LogIndex) -> SequenceNumberRange | None:
+        return log.sqns if self.logs is None else self.logs.get(log.log_id)
+
+    def _wanted(self, log: LogIndex) -> Callable[[KeyGroup, SequenceNumber], bool]:
+        key_groups, sqns = self.key_groups or _ALL_KEY_GROUPS, self._sqns(log) or ()
+        left_out = self.without.get(log.log_id, _NO_KEY_GROUPS)
+        return lambda key_group, sqn: sqn in sqns and key_group in key_groups and key_group not in left_out
 
 
 class SegmentReader:
@@ -246,16 +276,19 @@ class SegmentReader:
         self,
         key_groups: KeyGroupRange | None = None,
         logs: Mapping[str, SequenceNumberRange] | None = None,
+        without: Mapping[str, frozenset[KeyGroup]] = _NOTHING,
     ) -> AsyncGenerator[Changes]:
-        """Yield the changes of these key groups and logs, and the metadata of these logs.
+        """Yield the changes of these key groups and logs, without metadata.
 
-        Logs come in order of their ids, each by runs of adjacent sequence numbers; of a run its metadata first, then
-        its key groups ascending, each by ascending number. So the changes of one log and key group are in order. Close
-        the iterator (``aclosing``) when leaving early, so that nothing is fetched on.
+        Logs come in order of their ids, each by runs of adjacent sequence numbers; of a run its key groups ascending,
+        each by ascending number. So the changes of one log and key group are in order. Blocks are cut only at what is
+        not wanted: for small runs, cutting each is most of a replay's time. Close the iterator (``aclosing``) when
+        leaving early, so that nothing is fetched on.
 
         Args:
             key_groups: Inclusive range; None for all.
             logs: For each wanted log the half-open range that the segment is known to hold; None for all of all.
+            without: By log, key groups to leave out.
 
         Raises:
             MissingState: The segment does not hold the whole of a wanted range.
@@ -264,49 +297,22 @@ class SegmentReader:
             ObjectNotFound: As for :meth:`index`.
             Unavailable: As for :meth:`index`.
         """
-        async with aclosing(self._units(partial(_decode_runs, key_groups, logs), key_groups, logs)) as units:
+        selection = _Selection(key_groups, logs, without)
+        async with aclosing(self._units(selection)) as units:
             async for found in units:
                 for changes in found:
                     yield changes
 
-    async def read_joined(
-        self,
-        key_groups: KeyGroupRange,
-        logs: Mapping[str, SequenceNumberRange],
-        without: Mapping[str, frozenset[KeyGroup]],
-    ) -> AsyncGenerator[JoinedChanges]:
-        """Yield what :meth:`read` does, without metadata and not cut at each key group and number.
-
-        A block is seldom cut at all then, which for small runs is most of a replay's time.
-
-        Args:
-            key_groups: Inclusive range.
-            logs: As for :meth:`read`.
-            without: By log, key groups to leave out.
-
-        Raises:
-            DstlError: As for :meth:`read`.
-        """
-        async with aclosing(self._units(partial(_decode_joined, key_groups, logs, without), key_groups, logs)) as units:
-            async for found in units:
-                for changes in found:
-                    yield changes
-
-    async def _units(
-        self,
-        work: _Work[_Decoded],
-        key_groups: KeyGroupRange | None,
-        logs: Mapping[str, SequenceNumberRange] | None,
-    ) -> AsyncGenerator[list[_Decoded]]:
-        """Yield what a function makes of each unit, in order."""
+    async def _units(self, selection: _Selection) -> AsyncGenerator[list[Changes]]:
+        """Yield the changes of each unit, in order."""
         index = await self.index()
-        if logs is not None:
-            self._check_holds(index, logs)
-        fetches = plan_fetches(_select_blocks(index, key_groups, logs), self._sizes)
+        if selection.logs is not None:
+            self._check_holds(index, selection.logs)
+        fetches = plan_fetches(selection.blocks(index), self._sizes)
         if self._whole is not None:
             for fetch in fetches:
                 for unit in fetch.units:
-                    yield await self._decode(work, self._whole, 0, unit)
+                    yield await self._decode(selection, self._whole, 0, unit)
             return
         half = self._budget // 2
         fetched = Prefetcher(fetches, self._fetch, cost=lambda f: f.size, max_bytes=half, max_count=_MAX_FETCHES)
@@ -315,8 +321,8 @@ class SegmentReader:
 
                 async def decode(
                     unit: Unit, _: BudgetLease, data: bytes = data, start: int = fetch.start
-                ) -> list[_Decoded]:
-                    return await self._decode(work, data, start, unit)
+                ) -> list[Changes]:
+                    return await self._decode(selection, data, start, unit)
 
                 # What is decoded on the loop gains nothing by being decoded early.
                 threads = any(unit.stored > self._sizes.inline for unit in fetch.units)
@@ -329,12 +335,13 @@ class SegmentReader:
     async def _fetch(self, fetch: Fetch, _: BudgetLease) -> tuple[Fetch, bytes]:
         return fetch, await self._get(fetch.start, fetch.stop)
 
-    async def _decode(self, work: _Work[_Decoded], data: bytes, start: int, unit: Unit) -> list[_Decoded]:
+    async def _decode(self, selection: _Selection, data: bytes, start: int, unit: Unit) -> list[Changes]:
         """Decode a unit out of the segment's bytes from ``start`` on."""
         if unit.stored <= self._sizes.inline:
-            return work(data, start, unit, self._where)
+            return selection.decode(data, start, unit, self._where)
         async with self._turn:
-            return await asyncio.get_running_loop().run_in_executor(None, work, data, start, unit, self._where)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(None, selection.decode, data, start, unit, self._where)
 
     async def _index_of_whole(self) -> SegmentIndex:
         data = await self._get(0, self._handle.size)
@@ -372,63 +379,3 @@ class SegmentReader:
                     f"{self._where} holds {held} of the {len(wanted)} change sets [{wanted.from_sqn}, {wanted.to_sqn}) "
                     f"of log {log_id}; the handle names another segment: choose an older checkpoint"
                 )
-
-
-def _select_blocks(
-    index: SegmentIndex, key_groups: KeyGroupRange | None, logs: Mapping[str, SequenceNumberRange] | None
-) -> Iterator[Wanted]:
-    """Yield the blocks that hold anything wanted, by offset."""
-    for log in index.logs:
-        sqns = log.sqns if logs is None else logs.get(log.log_id)
-        if sqns is not None:
-            for entry in log.blocks.find_blocks(key_groups, sqns):
-                yield log, entry
-
-
-def _decode_runs(
-    key_groups: KeyGroupRange | None,
-    logs: Mapping[str, SequenceNumberRange] | None,
-    data: bytes,
-    start: int,
-    unit: Unit,
-    where: str,
-) -> list[Changes]:
-    found: list[Changes] = []
-    for log, block in _blocks(data, start, unit, where):
-        sqns = log.sqns if logs is None else logs[log.log_id]
-        for key_group, sqn, batch in block.slices():
-            if sqn in sqns and (key_group == META_KEY_GROUP or key_groups is None or key_group in key_groups):
-                found.append((log.log_id, sqn, key_group, batch))
-    return found
-
-
-def _decode_joined(
-    key_groups: KeyGroupRange,
-    logs: Mapping[str, SequenceNumberRange],
-    without: Mapping[str, frozenset[KeyGroup]],
-    data: bytes,
-    start: int,
-    unit: Unit,
-    where: str,
-) -> list[JoinedChanges]:
-    found: list[JoinedChanges] = []
-    for log, block in _blocks(data, start, unit, where):
-        sqns, left_out = logs[log.log_id], without.get(log.log_id, _NO_KEY_GROUPS)
-
-        def wanted(
-            key_group: KeyGroup,
-            sqn: SequenceNumber,
-            sqns: SequenceNumberRange = sqns,
-            left_out: frozenset[KeyGroup] = left_out,
-        ) -> bool:
-            return sqn in sqns and key_group in key_groups and key_group not in left_out
-
-        # No range of key groups has that of metadata.
-        found.extend(JoinedChanges(log.log_id, batch, batch.nbytes) for batch in block.spans(wanted))
-    return found
-
-
-def _blocks(data: bytes, start: int, unit: Unit, where: str) -> Iterator[tuple[LogIndex, Block]]:
-    for log, entry in unit.blocks:
-        at = entry.offset - start
-        yield log, decode_block(data[at : at + entry.length], entry, log.sqns.from_sqn, where)

@@ -205,6 +205,18 @@ class ManifestReader:
             gone = lost
         raise Unavailable(f"the manifest log of {self.store.location} moves on faster than it can be read: try again")
 
+    async def scan_used(self) -> ManifestScan:
+        """Return what :meth:`scan` does, of a location that is known to have a log.
+
+        Raises:
+            Invalid: No query has used it.
+            Unavailable: As for :meth:`scan`.
+        """
+        scan = await self.scan()
+        if not scan.listed:
+            raise Invalid(f"{self.store.location} is not a location of DSTL: it holds no manifest")
+        return scan
+
     async def _scan_once(self) -> ManifestScan | None:
         """Return a scan, or None where a record of it was deleted meanwhile."""
         listed = await self._list()

@@ -139,17 +139,6 @@ _CHUNK_BYTES = 128 << 20
 """Stored bytes of state and log that are rebuilt as tables at once; in memory they take several times as much."""
 
 _TAKES = 5  # each loses against a job only if a whole retention passes meanwhile
-_COPIED = (
-    "query_id",
-    "checkpoint_id",
-    "batch_id",
-    "watermark_ms",
-    "late_watermark_ms",
-    "batch_time_ms",
-    "max_parallelism",
-    "operators",
-)
-"""Fields of a savepoint that are its checkpoint's."""
 
 
 def key_group_chunks(checkpoint: CompletedCheckpoint, chunk_bytes: int = _CHUNK_BYTES) -> list[KeyGroupRange]:
@@ -272,9 +261,8 @@ async def save_checkpoint(
     stored bytes) and a few base files, whatever the size of the state.
     """
 
-    content = {field: getattr(checkpoint, field) for field in _COPIED}
-    content["source"] = source.location
-    content["sequence_base"] = checkpoint.sequence_base + checkpoint.checkpoint_id
+    sequence_base = checkpoint.sequence_base + checkpoint.checkpoint_id
+    content = {**checkpoint.of_the_batch(), "source": source.location, "sequence_base": sequence_base}
     fill = partial(copy_key_groups, checkpoint, source, runtime, on_progress=on_progress)
     return await write_savepoint(target, runtime, name, fill, content, file_bytes=file_bytes)
 

@@ -59,14 +59,12 @@ class SavepointDeletion:
     """The objects that a deletion removes.
 
     Attributes:
-        name: The savepoint's name.
-        state: Its state before.
+        state: The savepoint's state before.
         objects: The objects, in the order in which they go.
         bytes: Their bytes.
         committed: True where they are gone; False for a dry run.
     """
 
-    name: str
     state: SavepointState
     objects: tuple[str, ...]
     bytes: int
@@ -144,7 +142,7 @@ async def delete_savepoint(
         await objects.delete([each for each in names if each not in (first, last)])
         await objects.delete([last])
     sizes = {i.name: i.size for i in infos}
-    return SavepointDeletion(name, listing.state, tuple(names), sum(sizes[each] for each in names), commit)
+    return SavepointDeletion(listing.state, tuple(names), sum(sizes[each] for each in names), commit)
 
 
 def _some(names: list[str]) -> str:

@@ -35,8 +35,7 @@ from dstl.errors import (
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectInfo, ObjectStore, check_name
 from dstl.store.retry_policy import ConditionalPut, RetryPolicy
-from handles.checkpoint import CheckpointId, OperatorEntry
-from handles.key_group import MAX_MAX_PARALLELISM
+from handles.checkpoint import BatchState, CheckpointId, OperatorEntry
 
 SAVEPOINTS = "savepoints/"
 """Every object of a savepoint has this prefix; no cleanup looks below it."""
@@ -57,7 +56,7 @@ _OBJECT = re.compile(
 )
 
 _Count = Annotated[int, Field(ge=0)]
-_Record = TypeVar("_Record", bound="_Frozen")
+_Record = TypeVar("_Record", bound=BaseModel)
 
 
 class _Frozen(BaseModel):
@@ -95,8 +94,11 @@ class SavepointFile(_Frozen):
         return self
 
 
-class Savepoint(_Frozen):
+class Savepoint(BatchState):
     """The descriptor of a savepoint: its state's operators, and its files.
+
+    A job that is restored from it must have its number of key groups, and goes on from its batch's time, as
+    ``CheckpointOptions.clock_hold_s`` says.
 
     Invariants:
         1. Every operator has every key group exactly once, empty ones included: what is missing is damage, never
@@ -106,17 +108,9 @@ class Savepoint(_Frozen):
         version: Format version; a reader refuses a newer one.
         name: The savepoint's name.
         put_id: Random; tells its writer its own descriptor after a lost response.
-        created_at: Unix seconds; shown to people, decides nothing.
         source: Location that it was copied from; shown to people.
-        query_id: The query whose state it is.
         checkpoint_id: The checkpoint that was copied.
-        batch_id: The micro-batch whose effects it holds.
-        watermark_ms: Event-time watermark after that batch, Unix milliseconds; None where there is none.
-        late_watermark_ms: The watermark of that batch itself: in the next one, rows at or before it are late.
-        batch_time_ms: That batch's processing time, Unix milliseconds. A job that begins here goes on from it, as
-            ``CheckpointOptions.clock_hold_s`` says. None where it is not known.
         sequence_base: Above every number by which an element of a list is ordered: see ``CompletedCheckpoint``.
-        max_parallelism: Number of key groups; a job that is restored from it must have the same.
         operators: The operators and their states.
         files: The base files, ordered by operator, then key group.
     """
@@ -124,16 +118,9 @@ class Savepoint(_Frozen):
     version: Annotated[int, Field(ge=1)] = SAVEPOINT_VERSION
     name: str
     put_id: str
-    created_at: float
     source: str
-    query_id: str
     checkpoint_id: Annotated[CheckpointId, Field(ge=1)]
-    batch_id: Annotated[int, Field(ge=-1)]
-    watermark_ms: int | None = None
-    late_watermark_ms: int | None = None
-    batch_time_ms: int | None = None
     sequence_base: _Count
-    max_parallelism: Annotated[int, Field(ge=1, le=MAX_MAX_PARALLELISM)]
     operators: tuple[OperatorEntry, ...]
     files: tuple[SavepointFile, ...]
 

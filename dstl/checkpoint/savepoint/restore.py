@@ -66,28 +66,19 @@ def savepoint_as_checkpoint(
         run_id: Its run.
         operators: Those that are taken over.
     """
-    if checkpoint_id is None:
-        checkpoint_id = savepoint.checkpoint_id
-    operators = savepoint.operators if operators is None else operators
+    given = {"checkpoint_id": checkpoint_id, "batch_id": batch_id, "query_id": query_id, "operators": operators}
+    held = savepoint.of_the_batch() | {name: value for name, value in given.items() if value is not None}
     names = names or {}
-    taken = {entry.uid for entry in operators}
+    taken = [entry.uid for entry in held["operators"]]
     return CompletedCheckpoint(
-        checkpoint_id=checkpoint_id,
-        batch_id=savepoint.batch_id if batch_id is None else batch_id,
-        query_id=savepoint.query_id if query_id is None else query_id,
+        **held,
         run_id=run_id,
-        max_parallelism=savepoint.max_parallelism,
-        created_at=savepoint.created_at,
-        watermark_ms=savepoint.watermark_ms,
-        late_watermark_ms=savepoint.late_watermark_ms,
-        batch_time_ms=savepoint.batch_time_ms,
         sequence_base=savepoint.sequence_base,
-        operators=tuple(operators),
         materialized=tuple(
             MaterializedStateHandle(
                 operator=file.operator,
                 materialization_id=0,
-                checkpoint=checkpoint_id,
+                checkpoint=held["checkpoint_id"],
                 name=names.get(file.name, savepoint.object_name(file)),
                 size=file.size,
                 checksum=file.checksum,
@@ -99,12 +90,12 @@ def savepoint_as_checkpoint(
         # Without its base a key group is lost, not empty.
         truncated=tuple(
             TruncatedEntry(
-                operator=entry.uid,
+                operator=uid,
                 first_key_group=0,
                 last_key_group=savepoint.max_parallelism - 1,
-                checkpoint=checkpoint_id,
+                checkpoint=held["checkpoint_id"],
             )
-            for entry in operators
+            for uid in taken
         ),
     )
 

@@ -10,7 +10,6 @@ from dstl.checkpoint.assembly import recovery_work
 from dstl.checkpoint.manifest.format import manifest_name
 from dstl.checkpoint.manifest.reader import ManifestReader, ManifestScan
 from dstl.checkpoint.savepoint.format import SavepointObjects, check_savepoint_name
-from dstl.errors import Invalid
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CheckpointId, CompletedCheckpoint, log_coverage, referenced_objects
@@ -23,7 +22,7 @@ async def list_checkpoints(store: ObjectStore, runtime: Runtime) -> dict[str, An
         Invalid: No query has used this location.
         Unavailable: The store did not answer several times in a row.
     """
-    scan = await _scan(store, runtime)
+    scan = await ManifestReader(store, runtime).scan_used()
     rows = [_summary(each, before, scan) for before, each in pairwise([None, *scan.retained]) if each is not None]
     for sequence, error in sorted(scan.damaged.items()):
         rows.append({"checkpoint_id": sequence, "state": "damaged", "detail": str(error)})
@@ -41,7 +40,7 @@ async def describe_checkpoint(
         CorruptData: Its record is damaged.
         Invalid: No query has used this location, or a newer version wrote the record.
     """
-    scan = await _scan(store, runtime)
+    scan = await ManifestReader(store, runtime).scan_used()
     checkpoint = scan.choose(checkpoint_id, store.location)
     before = next((c for c in reversed(scan.retained) if c.checkpoint_id < checkpoint.checkpoint_id), None)
     sqns = log_coverage(checkpoint)
@@ -145,13 +144,6 @@ def _type(kind: Any) -> str:
     if kind["type"] == "struct":
         return f"struct<{', '.join(field['name'] + ': ' + _type(field['type']) for field in kind['fields'])}>"
     return str(kind["type"])
-
-
-async def _scan(store: ObjectStore, runtime: Runtime) -> ManifestScan:
-    scan = await ManifestReader(store, runtime).scan()
-    if not scan.listed:
-        raise Invalid(f"{store.location} is not a location of DSTL: it holds no manifest")
-    return scan
 
 
 def _summary(checkpoint: CompletedCheckpoint, before: CompletedCheckpoint | None, scan: ManifestScan) -> dict[str, Any]:

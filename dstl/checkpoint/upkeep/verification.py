@@ -102,9 +102,7 @@ async def verify_location(
     """
     log = ManifestReader(store, runtime)
     listed = {info.name: info async for info in store.list()}
-    scan = await log.scan()
-    if not scan.listed:
-        raise Invalid(f"{store.location} is not a location of DSTL: it holds no manifest")
+    scan = await log.scan_used()
     needed_by = _needed_by(scan.retained) | {manifest_name(sequence): (sequence,) for sequence in scan.damaged}
     strays = [name for name in listed if name not in needed_by and _is_ours(name, scan.query_id)]
     checks = list(_checks(store, log, scan, listed, strays))
@@ -280,14 +278,10 @@ class Verification:
 
     Attributes:
         savepoint: The descriptor.
-        entries: Entries that were decoded.
-        bytes: Bytes that were read.
         problems: One message per damaged or missing object; empty where all is well.
     """
 
     savepoint: Savepoint
-    entries: int
-    bytes: int
     problems: tuple[str, ...]
 
 
@@ -306,14 +300,12 @@ async def verify_savepoint(
     listed = {info.name: info for info in await objects.list(f"{name}/")}
     checkpoint = savepoint_as_checkpoint(savepoint)
     problems: list[str] = []
-    entries = read = done = 0
+    done = 0
     for file, handle in zip(savepoint.files, checkpoint.materialized, strict=True):
         label = f"savepoint {name!r} in {store.location}: {handle.name}"
         try:
             check_size(listed.get(handle.name), handle.size)
             held = await RetryPolicy(runtime).read(partial(check_base, store, handle))
-            read += handle.size
-            entries += sum(held)
             for (group, _, _, expected), found in zip(file.parts, held, strict=True):
                 if found != expected:
                     raise CorruptData(f"key group {group} has {found} entries, not {expected}")
@@ -326,4 +318,4 @@ async def verify_savepoint(
         done += len(file.parts)
         if on_progress is not None:
             on_progress(done, len(savepoint.operators) * savepoint.max_parallelism)
-    return Verification(savepoint, entries, read, tuple(problems))
+    return Verification(savepoint, tuple(problems))

@@ -45,13 +45,11 @@ class ReadAggregate:
     """One aggregate column.
 
     Attributes:
-        name: Of the result's column.
         aggregate: What it is, without its column.
         argument: What it aggregates; None for rows.
         shown: The argument as Spark shows it, without numbers that change from run to run.
     """
 
-    name: str
     aggregate: Aggregate
     argument: Column | None
     shown: str
@@ -184,24 +182,24 @@ def _aggregate(result: Any, to_column: Any, what: str) -> ReadAggregate:
     ours = FUNCTIONS[known]
     if known == "count_if":
         argument = F.when(Column(to_column(arguments[0])), F.lit(True))
-        return ReadAggregate(name, Aggregate(ours), argument, f"CASE WHEN {arguments[0].sql()} THEN true END")
+        return ReadAggregate(Aggregate(ours), argument, f"CASE WHEN {arguments[0].sql()} THEN true END")
     if ours == "count":
         if len(arguments) > 1:
             raise Invalid(f"{what}: {name!r} counts rows by several columns: count when(condition, lit(1)) instead")
         if _kind(arguments[0]) == "Literal" and arguments[0].value() is not None:
-            return ReadAggregate(name, Aggregate("count"), None, "")
+            return ReadAggregate(Aggregate("count"), None, "")
     if len(arguments) > 1 and ours in ("count_distinct", "max_by", "min_by"):
         columns = [Column(to_column(each)) for each in arguments]
         together = F.struct(*(each.alias(f"c{at}") for at, each in enumerate(columns)))
         if ours == "count_distinct":  # as in Spark, rows with a null do not count
             together = F.when(reduce(and_, (each.isNotNull() for each in columns)), together)
-        return ReadAggregate(name, Aggregate(ours), together, ", ".join(str(each.sql()) for each in arguments))
+        return ReadAggregate(Aggregate(ours), together, ", ".join(str(each.sql()) for each in arguments))
     aggregate = Aggregate(ours)
     if ours in ("first", "last"):
         aggregate = Aggregate(ours, ignore_nulls=bool(function.ignoreNulls()))
     elif ours == "approx_count_distinct":
         aggregate = Aggregate(ours, rsd=float(function.relativeSD()))
-    return ReadAggregate(name, aggregate, Column(to_column(arguments[0])), str(arguments[0].sql()))
+    return ReadAggregate(aggregate, Column(to_column(arguments[0])), str(arguments[0].sql()))
 
 
 def _kind(expression: Any) -> str:

@@ -15,7 +15,7 @@ from dstl.spark.operators.aggregate_columns import AnalysedAggregation, Grouping
 from dstl.spark.operators.arguments import time_to_live
 from dstl.spark.operators.input_checks import MOMENTS, SESSION_WINDOW, WATERMARK_DELAY, check_hashable, check_stream
 from dstl.spark.query.plan import operators_in_front, watermark_follows
-from dstl.spark.task_definition import EventTime, OperatorPlace, TaskDefinition, TaskRunner
+from dstl.spark.task_definition import EventTime, OperatorPlace, TaskDefinition
 from dstl.state.frames.row_writer import arrow_schema_of
 from dstl.state.registry import StateRegistry
 from dstl.state.vectorised.aggregation import LATE, WINDOW_END, WINDOW_START, AggregateStates, Aggregation, OutputMode
@@ -50,13 +50,10 @@ class AggregationDefinition(TaskDefinition):
         """
         known = {each.name: each for each in registry.descriptors}
         self.aggregation.check_known(known.get(AggregateStates.name), self.uid)
-        return self._runner(registry).registry
+        return super().declare(registry)
 
-    def task_runner(self, registry: StateRegistry) -> TaskRunner:
+    def task_runner(self, registry: StateRegistry) -> AggregationRunner | SessionRunner:
         """Return the runner of one task."""
-        return self._runner(registry)
-
-    def _runner(self, registry: StateRegistry) -> AggregationRunner | SessionRunner:
         kind = SessionRunner if self.aggregation.session else AggregationRunner
         return kind(self.aggregation, operator=self.uid, registry=registry)
 
@@ -211,14 +208,11 @@ class _Defined:
         )
         self._check_types(whole)
         definition = AggregationDefinition(
-            uid=self._place.uid,
-            by=tuple(whole.key_schema.names),
+            **vars(replace(self._place, by=tuple(whole.key_schema.names))),
             placed_by=tuple(others) or (_START,),
             input_schema=rows.schema,
             key_schema=whole.key_schema,
             output=whole.output_schema,
-            parallelism=self._place.parallelism,
-            max_parallelism=self._place.max_parallelism,
             event_time=None
             if delay is None or whole.time is None
             else EventTime(whole.time, delay, watermark_follows(self._input)),

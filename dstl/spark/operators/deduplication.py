@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -39,7 +39,7 @@ class DeduplicationDefinition(TaskDefinition):
             Invalid: The stored state is that of the other kind of deduplication.
         """
         known = {each.name for each in registry.descriptors}
-        made = DuplicatesRunner(self.deduplication, operator=self.uid, registry=registry).registry
+        made = super().declare(registry)
         held = known - {each.name for each in made.declared}
         if held:
             raise Invalid(
@@ -108,14 +108,11 @@ def define_deduplication(
         within_us=delay * 1000 if within_watermark else None,
     )
     definition = DeduplicationDefinition(
-        uid=place.uid,
-        by=tuple(whole.key_schema.names),
+        **vars(replace(place, by=tuple(whole.key_schema.names))),
         placed_by=tuple(names),
         input_schema=df.schema,
         key_schema=whole.key_schema,
         output=df.schema,
-        parallelism=place.parallelism,
-        max_parallelism=place.max_parallelism,
         event_time=None if timed is None else EventTime(timed.name, delay, watermark_follows(df)),
         deduplication=whole,
     )

@@ -324,8 +324,9 @@ class GroupedStream:
         if definition.streams:
             keyed = with_broadcast(keyed, broadcast or {}, definition)
         output_df = self._host.run(keyed, definition)
-        if definition.emitted_time and definition.event_time is not None:
-            return passed_on(output_df, definition.emitted_time, definition.event_time)
+        emitted = definition.operator.emitted_time
+        if emitted is not None and definition.event_time is not None:
+            return passed_on(output_df, emitted, definition.event_time)
         return output_df
 
     def mapStates(

@@ -28,10 +28,6 @@ class MapStatesDefinition(TaskDefinition):
 
     mapping: MapStates
 
-    def declare(self, registry: StateRegistry) -> StateRegistry:
-        """Return the registry with the function's state."""
-        return self.task_runner(registry).registry
-
     def task_runner(self, registry: StateRegistry) -> MapStatesRunner:
         """Return the runner of one task."""
         return MapStatesRunner(self.mapping, registry=registry)
@@ -79,7 +75,7 @@ def define_map_states(
         ttl_ms=time_to_live(what, ttl_ms),
     )
     definition = MapStatesDefinition(
-        **place._asdict(),
+        **vars(place),
         mapping=mapping,
         input_schema=df.schema,
         key_schema=mapping.key_schema,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -37,21 +37,13 @@ class ProcessorDefinition(TaskDefinition):
 
     Attributes:
         processor: The user's processor; each task works on its own copy.
-        style: ``row`` or ``pandas``.
-        time_mode: PySpark's name of it.
-        timezone: The session's time zone, which Spark shows timestamps in.
-        frames: How large the frames of a pandas-style processor's input are.
-        emitted_time: The output's event-time column; empty where it has none.
+        operator: The operator as its runner has to know it.
         schemas: What the DDL texts of ``init`` stand for.
     """
 
     processor: StatefulProcessor
-    style: Style
-    time_mode: str
-    timezone: str
+    operator: ProcessorOperator
     schemas: DeclaredSchemas
-    frames: FrameLimits = field(default_factory=FrameLimits)
-    emitted_time: str = ""
 
     @property
     def needs_marks(self) -> bool:
@@ -61,13 +53,13 @@ class ProcessorDefinition(TaskDefinition):
     @property
     def has_timers(self) -> bool:
         """True in the time modes that have timers."""
-        return TimeMode.parse(self.time_mode) is not TimeMode.NONE
+        return TimeMode.parse(self.operator.time_mode) is not TimeMode.NONE
 
     @property
     def needs_watermark_batches(self) -> bool:
         """True where timers fire by the operator's own watermark, here or in what follows."""
-        by_event_time = TimeMode.parse(self.time_mode) is TimeMode.EVENT_TIME
-        return super().needs_watermark_batches and (by_event_time or bool(self.emitted_time))
+        by_event_time = TimeMode.parse(self.operator.time_mode) is TimeMode.EVENT_TIME
+        return super().needs_watermark_batches and (by_event_time or self.operator.emitted_time is not None)
 
     def declare(self, registry: StateRegistry) -> StateRegistry:
         """Return the registry with the states that the processor's ``init`` declares and deletes, on a copy of it.
@@ -78,8 +70,7 @@ class ProcessorDefinition(TaskDefinition):
         # Here, for it brings tables and their options, which workers have no use for.
         from dstl.taskmanager.reads import nothing_held
 
-        processor, nothing = copy.deepcopy(self.processor), nothing_held()
-        return discover_states(processor, registry, self.time_mode, self.uid, self.schemas, nothing, self.streams)
+        return discover_states(copy.deepcopy(self.processor), self.operator, registry, self.schemas, nothing_held())
 
     def arrange(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield a task's rows, those of one key together."""
@@ -95,24 +86,7 @@ class ProcessorDefinition(TaskDefinition):
         Raises:
             Invalid: A type that is not supported.
         """
-        return ProcessorRunner(
-            self.processor,
-            ProcessorOperator(
-                name=self.uid,
-                key_schema=self.key_schema,
-                input_schema=self.input_schema,
-                output_schema=self.output,
-                style=self.style,
-                time_mode=self.time_mode,
-                event_time=self.event_time.column if self.event_time else None,
-                emitted_time=self.emitted_time or None,
-                timezone=self.timezone,
-                frames=self.frames,
-                streams=self.streams,
-            ),
-            registry,
-            self.schemas,
-        )
+        return ProcessorRunner(self.processor, self.operator, registry, self.schemas)
 
 
 class TransformCall(NamedTuple):
@@ -166,21 +140,31 @@ def define_processor(
     arrow_schema_of(schema, f"{what}: the output")
     if emitted_time:
         check_event_time_column(emitted_time, schema, what)
-    definition = ProcessorDefinition(
-        **place._asdict(),
-        processor=processor,
-        input_schema=df.schema,
+    event_time = _event_time(df, mode, emitted_time, what)
+    operator = ProcessorOperator(
+        name=place.uid,
         key_schema=StructType([df.schema[name] for name in place.by]),
-        output=schema,
+        input_schema=df.schema,
+        output_schema=schema,
         style=style,
         time_mode=call.timeMode,
-        event_time=_event_time(df, mode, emitted_time, what),
-        emitted_time=emitted_time if df.isStreaming else "",
-        schemas=schemas,
+        event_time=event_time.column if event_time else None,
+        emitted_time=emitted_time if emitted_time and df.isStreaming else None,
         timezone=df.sparkSession.conf.get("spark.sql.session.timeZone") or "UTC",
-        has_initial_state=call.initialState is not None,
-        streams=check_broadcast(broadcast, df, processor, what),
         frames=_frame_limits(df.sparkSession),
+        streams=check_broadcast(broadcast, df, processor, what),
+    )
+    definition = ProcessorDefinition(
+        **vars(place),
+        processor=processor,
+        operator=operator,
+        schemas=schemas,
+        input_schema=operator.input_schema,
+        key_schema=operator.key_schema,
+        output=operator.output_schema,
+        event_time=event_time,
+        has_initial_state=call.initialState is not None,
+        streams=operator.streams,
     )
     check_ships(processor, f"{what}: the processor", "make in init() what belongs to one process")
     # Spark, too, runs init once on the driver: what it refuses is refused here and not in a task.

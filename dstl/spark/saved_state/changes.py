@@ -202,7 +202,7 @@ async def _entries(
     files: FileBases, checkpoint: CompletedCheckpoint, operator: str, state: int, key_groups: KeyGroupRange
 ) -> dict[_Place, dict[bytes, bytes]]:
     found: dict[_Place, dict[bytes, bytes]] = {}
-    async with heap_tables(checkpoint, files, key_groups) as tables:
+    async with heap_tables(checkpoint, files, key_groups, operator) as tables:
         for group, (key, user_key, value) in entries_of(tables.get(operator), state):
             found.setdefault((group, key), {})[user_key] = value
     return found

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pyspark.sql.types import LongType, StructField, StructType
 
@@ -27,6 +27,7 @@ from materializer.tables import StateTable
 from materializer.tables.base import StateEntry
 
 Change = Literal["put", "delete", "clear"]
+T = TypeVar("T")
 
 _TIMER = StructType([StructField("expiry_ms", LongType(), nullable=False)])
 
@@ -119,7 +120,7 @@ async def read_state(
     decoder = RowDecoder(registry, descriptor, int(runtime.clock.wall() * 1000))
     async with FileBases(store, runtime) as files:
         for chunk in key_group_chunks(checkpoint):
-            async with heap_tables(checkpoint, files, chunk) as tables:
+            async with heap_tables(checkpoint, files, chunk, operator) as tables:
                 for _, (key, user_key, value) in entries_of(tables.get(operator), descriptor.state_id):
                     if (row := decoder.row(key, user_key, value)) is not None:
                         yield row
@@ -131,11 +132,8 @@ def find_operator(checkpoint: CompletedCheckpoint, operator: str) -> OperatorEnt
     Raises:
         Invalid: No such operator; names those that there are.
     """
-    for entry in checkpoint.operators:
-        if entry.uid == operator:
-            return entry
-    held = ", ".join(repr(o.uid) for o in checkpoint.operators)
-    raise Invalid(f"checkpoint {checkpoint.checkpoint_id} has no operator {operator!r}; it has {held or 'none'}")
+    held = {entry.uid: entry for entry in checkpoint.operators}
+    return _named(held, operator, f"checkpoint {checkpoint.checkpoint_id} has no operator")
 
 
 def find_state(checkpoint: CompletedCheckpoint, operator: str, state: str) -> tuple[StateRegistry, StateDescriptor]:
@@ -155,11 +153,14 @@ def state_named(registry: StateRegistry, operator: str, state: str) -> StateDesc
     Raises:
         Invalid: No such state; names those that there are.
     """
-    for descriptor in registry.descriptors:
-        if descriptor.name == state:
-            return descriptor
-    held = ", ".join(repr(d.name) for d in registry.descriptors)
-    raise Invalid(f"operator {operator!r} has no state {state!r}; it has {held or 'none'}")
+    held = {descriptor.name: descriptor for descriptor in registry.descriptors}
+    return _named(held, state, f"operator {operator!r} has no state")
+
+
+def _named(held: Mapping[str, T], name: str, has_none: str) -> T:
+    if name not in held:
+        raise Invalid(f"{has_none} {name!r}; it has {', '.join(map(repr, held)) or 'none'}")
+    return held[name]
 
 
 def entries_of(table: StateTable | None, state: int) -> Iterator[tuple[KeyGroup, StateEntry]]:

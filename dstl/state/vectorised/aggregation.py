@@ -272,7 +272,6 @@ class AggregateStates:
     Args:
         aggregation: The definition.
         registry: The operator's states; takes this one.
-        part_bytes: Changes are sent in parts of about this size.
 
     Attributes:
         accumulators: What does the work, by the name of the output column.
@@ -282,7 +281,7 @@ class AggregateStates:
 
     name = "aggregates"
 
-    def __init__(self, aggregation: Aggregation, registry: StateRegistry, part_bytes: int) -> None:
+    def __init__(self, aggregation: Aggregation, registry: StateRegistry) -> None:
         self._aggregation = aggregation
         self.accumulators = aggregation.accumulators()
         self.keys = KeyCodec(aggregation.key_schema)
@@ -292,7 +291,6 @@ class AggregateStates:
             self.name,
             aggregation.state_schema(),
             ttl_ms=aggregation.ttl_ms,
-            part_bytes=part_bytes,
             place=None if expires is None else self.keys.place_of(expires),
         )
         self._output = arrow_schema(aggregation.output_schema)

@@ -14,9 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dstl.state.codec.column_buffers import from_int64, to_int64
-from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
-from dstl.state.vectorised.aggregation import Aggregation
 from dstl.state.vectorised.column_state import KeyGroups
 from dstl.state.vectorised.group_runner import GroupRunner, is_over, late_after
 from dstl.state.vectorised.key_codes import Codes, Groups, by_key_group, group_codes, parts_of_whole_keys, with_steps
@@ -41,34 +39,10 @@ class _Groups(NamedTuple):
 
 
 class AggregationRunner(GroupRunner):
-    """Runs one task of a grouped aggregation without sessions. ``late_rows`` are groups, each counted once a batch.
-
-    Args:
-        aggregation: The definition; of no session windows.
-        operator: Name of the operator, for messages.
-        registry: The operator's states; takes the aggregation's.
-        call_rows: Rows that are folded at a time, about, in whole keys. More: fewer round trips; fewer: less memory
-            beside the rows.
-        part_bytes: As of :class:`GroupRunner`.
-
-    Raises:
-        Invalid: As :class:`GroupRunner`.
-    """
-
-    def __init__(
-        self,
-        aggregation: Aggregation,
-        *,
-        operator: str,
-        registry: StateRegistry,
-        call_rows: int = 1 << 20,
-        part_bytes: int = 8 << 20,
-    ) -> None:
-        super().__init__(aggregation, operator=operator, registry=registry, part_bytes=part_bytes)
-        self._call_rows = call_rows
+    """Runs one task of a grouped aggregation without sessions. ``late_rows`` are groups, each counted once a batch."""
 
     def _with_rows(self, rows: pa.Table, task: TaskInput, handled: list[pa.Array]) -> Iterator[pa.RecordBatch]:
-        for part, by_key in parts_of_whole_keys(rows, group_codes(rows, self._row_keys), self._call_rows):
+        for part, by_key in parts_of_whole_keys(rows, group_codes(rows, self._row_keys), task.call_rows):
             groups = self._folded(part, by_key, task)
             if groups is not None:
                 yield from self._emitted(groups, task, handled)

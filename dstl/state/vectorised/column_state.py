@@ -56,8 +56,6 @@ class ColumnState:
         schema: Its columns.
         ttl_ms: Milliseconds of processing time after which a value that was not written is gone; 0 for never. Every
             value that is put is written then, changed or not.
-        part_bytes: Changes are sent in parts of about this size. Larger: fewer messages; smaller: less memory beside
-            the task's rows.
         place: Where a key or value has its time. What is new to the index by time is sent apart then; None without.
 
     Attributes:
@@ -77,7 +75,6 @@ class ColumnState:
         schema: StructType,
         *,
         ttl_ms: int = 0,
-        part_bytes: int = 8 << 20,
         place: ExpiryPlace | None = None,
     ) -> None:
         for field in schema.fields:
@@ -95,7 +92,6 @@ class ColumnState:
         self._values = ValueColumns(name, self._schemas)
         self.schema = self._values.schema
         self._ttl_ms = ttl_ms
-        self._part_bytes = part_bytes
 
     def fetch(self, task: TaskInput, key_groups: KeyGroups, keys: pa.Array) -> pa.Array:
         """Return the stored values of keys, null where there is none or it has expired."""
@@ -138,14 +134,14 @@ class ColumnState:
         changes = change_records(self.state_id, ops, key_groups, keys, after)
         if self.place is not None and task.send_expiring is not None:
             is_new = before.is_null()
-            send_parts(changes.filter(is_new), self._part_bytes, task.send_expiring)
+            send_parts(changes.filter(is_new), task.part_bytes, task.send_expiring)
             changed &= ~is_new.to_numpy(zero_copy_only=False)
         if not changed.all():
             changes = changes.filter(pa.array(changed))
-        send_parts(changes, self._part_bytes, task.send)
+        send_parts(changes, task.part_bytes, task.send)
 
     def delete(self, task: TaskInput, key_groups: KeyGroups, keys: pa.Array) -> None:
         """Send the end of keys."""
         ops = np.full(len(keys), OP_DELETE, np.uint8)
         changes = change_records(self.state_id, ops, key_groups, keys, empty_values(len(keys)))
-        send_parts(changes, self._part_bytes, task.send)
+        send_parts(changes, task.part_bytes, task.send)

@@ -82,7 +82,6 @@ class DuplicatesRunner:
             schema = StructType([]) if self._within is None else _WITHIN
             self._state = ColumnState(registry, name, schema, place=place)
         self._output = arrow_schema_of(deduplication.input_schema, f"operator {operator!r}: the input")
-        self.registry = registry
         self.max_event_time_ms: int | None = None
         self.late_rows = 0
 

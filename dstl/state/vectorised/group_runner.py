@@ -26,11 +26,8 @@ class GroupRunner(ABC):
         aggregation: The definition.
         operator: Name of the operator, for messages.
         registry: The operator's states; takes the aggregation's.
-        part_bytes: The change set is sent in parts of about this size. Larger: fewer messages; smaller: less memory
-            beside the rows.
 
     Attributes:
-        registry: The same, with them.
         max_event_time_ms: Latest event time of the input, late rows included; None without one.
         late_rows: What late rows were left out of, as Spark counts it in ``numRowsDroppedByWatermark``.
 
@@ -38,15 +35,11 @@ class GroupRunner(ABC):
         Invalid: A type that cannot be a key or aggregated, or a state schema that cannot follow the stored one.
     """
 
-    def __init__(
-        self, aggregation: Aggregation, *, operator: str, registry: StateRegistry, part_bytes: int = 8 << 20
-    ) -> None:
+    def __init__(self, aggregation: Aggregation, *, operator: str, registry: StateRegistry) -> None:
         self._aggregation = aggregation
-        self._part_bytes = part_bytes
         self._operator = operator
         with named(f"operator {operator!r}"):
             self._states = self._declared(registry)
-        self.registry = registry
         self.max_event_time_ms: int | None = None
         self.late_rows = 0
         self._late: list[pa.ChunkedArray] = []
@@ -79,7 +72,7 @@ class GroupRunner(ABC):
 
     def _declared(self, registry: StateRegistry) -> AggregateStates:
         """Declare the operator's states, and return the groups'."""
-        return AggregateStates(self._aggregation, registry, self._part_bytes)
+        return AggregateStates(self._aggregation, registry)
 
     @abstractmethod
     def _with_rows(self, rows: pa.Table, task: TaskInput, handled: list[pa.Array]) -> Iterator[pa.RecordBatch]:

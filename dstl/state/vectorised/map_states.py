@@ -63,8 +63,6 @@ class MapStatesRunner:
     Args:
         operator: The operator.
         registry: Its states; takes the function's.
-        call_rows: Rows of one call, about. More: fewer calls and round trips; fewer: less memory beside the rows.
-        part_bytes: The change set is sent in parts of about this size.
 
     Attributes:
         max_event_time_ms: Always None: the operator knows no event time.
@@ -77,21 +75,15 @@ class MapStatesRunner:
     max_event_time_ms: int | None = None
     late_rows: int = 0
 
-    def __init__(
-        self, operator: MapStates, *, registry: StateRegistry, call_rows: int = 1 << 20, part_bytes: int = 8 << 20
-    ) -> None:
-        self.registry = registry
+    def __init__(self, operator: MapStates, *, registry: StateRegistry) -> None:
         self._function = operator.function
         self._what = what = f"operator {operator.name!r}"
         self._name = operator.name
         self._keys = KeyCodec(operator.key_schema)
         self._input_names = list(operator.input_schema.names)
-        self._call_rows = call_rows
         self._output_schema = arrow_schema_of(operator.output_schema, f"{what}: the output")
         with named(what):
-            self._state = ColumnState(
-                registry, "state", operator.state_schema, ttl_ms=operator.ttl_ms, part_bytes=part_bytes
-            )
+            self._state = ColumnState(registry, "state", operator.state_schema, ttl_ms=operator.ttl_ms)
 
     def run(self, batches: Iterator[pa.RecordBatch], task: TaskInput) -> Iterator[pa.RecordBatch]:
         """Process one partition of one micro-batch; its rows are gathered first and must fit the worker's memory.
@@ -115,7 +107,7 @@ class MapStatesRunner:
         found = rows.select(self._keys.names).take(pa.array(first)).combine_chunks()
         keys = pa.table(self._keys.canonical(found.columns), names=found.column_names)
         start = 0
-        for part, codes in parts_of_whole_keys(rows.select(self._input_names), groups.codes, self._call_rows):
+        for part, codes in parts_of_whole_keys(rows.select(self._input_names), groups.codes, task.call_rows):
             count = Groups(codes).count
             of_part = _batch_of(keys.slice(start, count))
             yield from self._call(part, codes, of_part, key_groups[start : start + count], task)
