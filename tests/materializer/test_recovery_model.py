@@ -84,7 +84,6 @@ async def test_every_checkpoint_restores_to_the_model(seed: int, run: int) -> No
 
 @pytest.mark.parametrize("run", range(1))
 async def test_every_checkpoint_restores_to_the_model_in_rocksdb(seed: int, run: int, tmp_path) -> None:
-    pytest.importorskip("rocksdict")
     options = _options(random.Random(seed)).model_copy(update={"share_files": True})
     async with World(seed * 1000 + run, options=options, table="rocksdb", directory=tmp_path) as world:
         await _schedule(world, 8)

@@ -34,8 +34,6 @@ from tests.simulation.virtual_time import seeded_runtime
 from worlds.materialization import EAGER, OPERATORS, World
 from worlds.table_changes import changes, clear, put
 
-pytest.importorskip("rocksdict")
-
 crc = google_crc32c.value
 
 
