@@ -11,7 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from worlds.class_archive import shared_classes
+from worlds.class_archive import begin_to_make, shared_classes
 from worlds.s3_place import S3Place, foreign_place, moto_place
 from worlds.s3_server import S3Server
 from worlds.service import Job
@@ -57,11 +57,14 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Let the JVMs of Spark's tests share its classes; the first run in a checkout makes the archive."""
+    """Let the JVMs of Spark's tests share its classes; the first run in a checkout makes the archive meanwhile."""
     java = shutil.which("java")
     if java is not None and any(item.get_closest_marker("spark") for item in session.items):
         name = f"{Path(java).resolve().parents[1].name}-pyspark-{version('pyspark')}.jsa"
-        os.environ["JDK_JAVA_OPTIONS"] += f" {shared_classes(ROOT / '.pytest_cache' / name)}"
+        archive = ROOT / ".pytest_cache" / name
+        os.environ["JDK_JAVA_OPTIONS"] += f" {shared_classes(archive)}"
+        if not session.config.option.collectonly and (maker := begin_to_make(archive)) is not None:
+            session.config.add_cleanup(maker.wait)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -45,33 +46,38 @@ def _tracked() -> set[str]:
 
 TREE = _tracked()
 SOURCES = sorted(name for name in TREE if name.endswith(".py"))
-TESTS = {
-    node.name
-    for name in SOURCES
-    if name.startswith("tests/")
-    for node in ast.walk(ast.parse((ROOT / name).read_text()))
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-}
 
 
-def _docstrings(name: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse((ROOT / name).read_text())):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node.value.value
+def _nodes(name: str) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse((ROOT / name).read_text()))
+
+
+@cache
+def _tests() -> set[str]:
+    sources = "\n".join((ROOT / name).read_text() for name in SOURCES if name.startswith("tests/"))
+    return set(re.findall(r"^ *(?:async )?def (\w+)\(", sources, re.MULTILINE))
+
+
+@cache
+def _docstrings(name: str) -> list[str]:
+    found = (node.value for node in _nodes(name) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    return [each.value for each in found if isinstance(each.value, str)]
 
 
 def _words(name: str) -> Iterator[str]:
     """Yield the words of a module's code, strings included, without comments and docstrings."""
     said = set(_docstrings(name))
-    for node in ast.walk(ast.parse((ROOT / name).read_text())):
+    for node in _nodes(name):
         for field in ("id", "attr", "name", "arg", "value"):
             text = getattr(node, field, None)
             if isinstance(text, str) and text not in said:
                 yield from re.findall(r"\w+", text)
 
 
-JAVA = {Path(name).stem for name in TREE if name.endswith(".java")}
-WORDS = {word for name in SOURCES if not name.startswith("tests/") for word in _words(name)} | OTHERS | JAVA
+@cache
+def _classes() -> set[str]:
+    java = {Path(name).stem for name in TREE if name.endswith(".java")}
+    return {word for name in SOURCES if not name.startswith("tests/") for word in _words(name)} | OTHERS | java
 
 
 def _texts() -> Iterator[tuple[str, str]]:
@@ -91,10 +97,10 @@ def _missing(text: str, where: str = "") -> str | None:
             return "no such file"
     elif _DOTTED.fullmatch(text):
         return None if _exists(text) else "no such module or name"
-    elif _TEST.fullmatch(text) and text not in TESTS:
+    elif _TEST.fullmatch(text) and text not in _tests():
         if not any(name.endswith(f"/{text}.py") for name in TREE):
             return "no such test"
-    elif _CLASS.fullmatch(text) and text not in WORDS and not where.startswith(("tests/", "bench/")):
+    elif _CLASS.fullmatch(text) and text not in _classes() and not where.startswith(("tests/", "bench/")):
         return "no such class"
     elif (option := _OPTION.fullmatch(text)) and option[2] not in SECTIONS[option[1]].model_fields:
         return "no such option"
@@ -160,11 +166,10 @@ def test_a_name_that_does_not_exist_is_found(name: str, why: str | None) -> None
 def test_no_docstring_begins_with_a_clause() -> None:
     clause = re.compile(r"(What|Where|Which|How|Who|When|Whether|Why)\b")
     wrong = []
-    for room in ROOMS:
-        for path in (ROOT / room).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                    title = (ast.get_docstring(node) or "").partition("\n")[0]
-                    if clause.match(title):
-                        wrong.append(f"{path.relative_to(ROOT)}: {title}")
+    for name in SOURCES:
+        for node in _nodes(name) if name.startswith(ROOMS) else ():
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                title = (ast.get_docstring(node) or "").partition("\n")[0]
+                if clause.match(title):
+                    wrong.append(f"{name}: {title}")
     assert wrong == []

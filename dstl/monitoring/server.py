@@ -110,6 +110,8 @@ def _is_loopback(host: str) -> bool:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    # Of Python's five a burst is full, and whoever comes then asks again after a second: a scraper, too.
+    request_queue_size = 128
     routes: dict[str, Route]
     own_names: frozenset[str] | None
     is_closing = False

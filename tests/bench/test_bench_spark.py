@@ -154,8 +154,6 @@ def test_a_trigger_that_finds_a_checkpoint_on_its_way_passes() -> None:
 
 @pytest.mark.parametrize("table", ["heap", "rocksdb"])
 def test_without_the_log_a_checkpoint_uploads_the_table(capsys: pytest.CaptureFixture[str], table: str) -> None:
-    if table == "rocksdb":
-        pytest.importorskip("rocksdict")
     arguments = ["--state-mb", "1", "--changed-mb", "0.1", "--checkpoints", "2", "--store", "local", "--json"]
     assert changelog.main([*arguments, "--table", table]) == 0
     on, off = json.loads(capsys.readouterr().out.splitlines()[-1])["sizes"]

@@ -18,8 +18,6 @@ def _figures(capsys) -> dict:
 
 @pytest.mark.parametrize("table", ["heap", "rocksdb"])
 def test_recovery(capsys, table: str) -> None:
-    if table == "rocksdb":
-        pytest.importorskip("rocksdict")
     assert recovery.main(["--state-mb", "3", "--table", table, "--rounds", "1", "--batch-mb", "0.1", "--json"]) == 0
     found = _figures(capsys)
     assert {"state_mb", "log_mb", "restore_s", "raw_read_s", "no_changelog_restore_s"} <= set(found)
@@ -101,7 +99,6 @@ def test_the_page_of_costs_has_what_the_benchmark_computes() -> None:
 
 
 def test_memory(capsys) -> None:
-    pytest.importorskip("rocksdict")
     assert memory.main(["--state-mb", "4", "--keys", "200000", "--json"]) == 0
     found = _figures(capsys)
     assert found["payload_bytes_per_key"] == 108

@@ -74,7 +74,7 @@ async def test_runs_of_one_batch_get_their_bases(job: Job) -> None:
     # So that none is finished before the only batch is.
     job.store = SlowBases(store, 0.3)
     bases: list[int] = []
-    for run in range(12):
+    for run in range(8):
         async with job.driver(task_managers=2) as driver:
             await driver.run_batch(job.run, run)
             await driver.service.bases.finish()

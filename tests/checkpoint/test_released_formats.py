@@ -23,8 +23,6 @@ def test_there_is_a_location_of_each_table() -> None:
 
 @pytest.mark.parametrize("name", LOCATIONS)
 async def test_a_location_of_a_release_restores(name: str, tmp_path: Path) -> None:
-    if "rocksdb" in name:
-        pytest.importorskip("rocksdict")
     with zipfile.ZipFile(GOLDEN / name) as archive:
         archive.extractall(tmp_path)
     store, runtime = LocalStore(str(tmp_path)), system_runtime()

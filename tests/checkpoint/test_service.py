@@ -1,7 +1,6 @@
 """Coordinator, TaskManagers and tasks together, over real sockets in one event loop."""
 
 import asyncio
-import contextlib
 
 import pytest
 
@@ -30,33 +29,6 @@ from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.virtual_time import seeded_runtime
 from worlds.service import MAX_PARALLELISM, TWO, Driver, Job, copy_of, key_group, resolve_states, state_of
-
-
-@pytest.mark.parametrize("stop_after", ["begin", "write", "some ended", "all ended", "commit"])
-async def test_a_driver_that_dies_anywhere_in_a_batch_is_succeeded(stop_after: str, job: Job) -> None:
-    doomed, again = job.events(2), job.events(2)
-    async with job.driver() as driver:
-        await driver.run_batches("run-1", range(2))
-        if stop_after == "commit":
-            await driver.run_batch("run-1", 2, doomed)
-        elif stop_after == "all ended":
-            # Batch 2 is run again, from its old parent.
-            await driver.run_uncommitted("run-1", 2, doomed)
-        else:
-            async with contextlib.AsyncExitStack() as stack:
-                for slot in range(3):
-                    written = {} if stop_after == "begin" else doomed["counts"]
-                    task = driver.attempt(driver.who("run-1", "counts", 2, slot), written)
-                    attempt = await stack.enter_async_context(task)
-                    if stop_after == "some ended":
-                        await attempt.acknowledge()
-    async with job.driver() as successor:
-        assert await successor.next_batch("run-2") == (3 if stop_after == "commit" else 2)
-        if stop_after != "commit":
-            await successor.run_batch("run-2", 2, again)
-        await job.check()
-        await successor.run_batch("run-2", 3)
-        await job.check()
 
 
 async def test_a_run_is_restarted_in_the_same_driver_without_reading_state_again(job: Job) -> None:
@@ -124,21 +96,6 @@ async def test_a_task_manager_lost_while_another_is_restored_leaves_no_key_group
         await job.check()
 
 
-async def test_a_task_manager_lost_with_acknowledged_changes_fails_the_batch_and_a_new_run_heals_it(job: Job) -> None:
-    events = job.events(1)
-    async with job.driver() as driver:
-        await driver.run_batch("run-1", 0)
-        async with driver.attempt(driver.who("run-1", "counts", 1, 0), events["counts"]) as first:
-            await first.acknowledge()
-        await driver.members["tm-1"].kill()
-        with pytest.raises(TaskManagerLost, match=r"tm-1.*restart the query") as raised:
-            await driver.task(driver.who("run-1", "counts", 1, 1), events["counts"])
-        assert raised.value.restartable
-        await driver.run_batch("run-2", 1, events)
-        await job.check()
-        assert driver.restores[-1].bytes > 0
-
-
 async def test_an_attempt_that_wrote_to_a_lost_task_manager_never_counts(job: Job) -> None:
     events = job.events(1)
     async with job.driver() as driver:
@@ -200,20 +157,6 @@ async def test_a_cleaner_that_passes_during_a_checkpoint_is_no_request_of_it(job
     async with job.driver(Waiting(), checkpoints=CheckpointOptions(clean_interval_s=0.001)) as driver:
         await driver.run_batches("run-1", range(3))
         assert [report.requests for report in driver.checkpoints] == [1, 1, 1]
-
-
-async def test_the_older_of_two_drivers_is_fenced_and_deletes_nothing(job: Job) -> None:
-    async with job.driver() as old, job.driver() as new:
-        await old.run_batches("run-1", range(3))
-        aside = copy_of(job.model)
-        await new.run_batch("run-2", 3)
-        before = await job.names()
-        for _ in range(2):
-            with pytest.raises(Fenced, match="taken over"):
-                await old.run_batch("run-1", 3, None, aside)
-        assert before <= await job.names()
-        await new.run_batch("run-2", 4)
-        await job.check()
 
 
 async def test_a_driver_that_was_overtaken_before_its_first_task_takes_nothing_from_the_one_at_work(job: Job) -> None:

@@ -22,23 +22,6 @@ LOCATION = "/jobs/query/_dstl"
 HOST = "127.0.0.2"
 
 
-async def test_names_are_taken_once_and_deletions_ride_with_the_next_record(stores: Stores) -> None:
-    async with driven(stores, "run") as driver:
-        await driver.put("metadata", b"{}", overwrite=False)
-        with pytest.raises(ObjectExists):
-            await driver.put("metadata", b"{}", overwrite=False)
-        await driver.batch(0, {changelog(0, 1): b"a"})
-        with pytest.raises(ObjectExists):
-            await driver.offsets(0)
-        await driver.delete("offsets/0")
-        await driver.delete("state/0/0")
-        assert await driver.names("offsets") == await driver.names("state") == []
-        await driver.offsets(1)
-    async with driven(stores) as driver:
-        assert await driver.names("offsets") == ["1"]
-        assert await driver.size("metadata") == 2
-
-
 async def test_two_drivers_that_begin_a_query_at_once_give_it_one_id(stores: Stores) -> None:
     async with application(stores) as first, application(stores) as second:
         slow = await first.driver("run-1")

@@ -239,31 +239,6 @@ async def test_files_of_no_run_are_stored_anew_for_the_next_run_because_a_cleane
         assert await driver.read("state/0/0/SSTs/1-aa.sst") == noise(BIG)
 
 
-async def test_a_host_that_dies_behind_its_commit_costs_nothing_and_one_before_it_costs_one_batch(
-    stores: Stores,
-) -> None:
-    async with application(stores) as app:
-        driver, far = await app.begun(HOST)
-        await far.put(changelog(0, 1), b"0")
-        await driver.commit(0)
-        await app.end_host(HOST)
-        await driver.offsets(1)
-        await driver.put(changelog(0, 2), b"1")
-        await driver.commit(1)
-        far = await app.executor(HOST, "run")
-        await driver.offsets(2)
-        await far.put(changelog(0, 3), b"lost")
-        await app.end_host(HOST)
-        with pytest.raises(TaskManagerLost):
-            await driver.commit(2)
-        with pytest.raises(TaskManagerLost):
-            await driver.put(changelog(0, 3))
-        again = await app.driver("next")
-        await again.put(changelog(0, 3), b"2")
-        await again.commit(2)
-        assert [await again.read(changelog(0, version)) for version in (1, 2, 3)] == [b"0", b"1", b"2"]
-
-
 async def test_a_coordinators_death_loses_the_batch_that_runs_and_nothing_before_it(stores: Stores) -> None:
     dying = application(stores)
     app = await dying.__aenter__()

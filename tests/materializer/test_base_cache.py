@@ -162,8 +162,6 @@ async def test_a_restart_on_the_host_reads_no_base_from_the_store(
     seed: int, tmp_path: Path, table: str, damaged: bool
 ) -> None:
     """And reads it from there again where the cache is damaged."""
-    if table == "rocksdb":
-        pytest.importorskip("rocksdict")
     options = EAGER.model_copy(update={"cache_directory": str(tmp_path / "cache")})
     async with World(seed, options=options, table=table, directory=tmp_path / "tables", partitions=1) as world:
         await world.batches(4, 60)

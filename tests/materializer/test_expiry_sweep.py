@@ -38,8 +38,6 @@ def row(group: int, key: bytes, value: bytes, state: int = 0) -> Change:
 
 @asynccontextmanager
 async def world_of(seed: int, kind: str, directory: Path, **options: object) -> AsyncIterator[World]:
-    if kind == "rocksdb":
-        pytest.importorskip("rocksdict")
     async with World(
         seed, options=EAGER.model_copy(update=options), table=kind, directory=directory, partitions=1
     ) as world:
@@ -278,10 +276,7 @@ def _entries(table: StateTable) -> int:
 
 
 def _table(kind: str, directory: Path) -> StateTable:
-    if kind == "rocksdb":
-        pytest.importorskip("rocksdict")
-        return RocksDBStateTable(directory / "t")
-    return HeapStateTable()
+    return RocksDBStateTable(directory / "t") if kind == "rocksdb" else HeapStateTable()
 
 
 @pytest.mark.parametrize("kind", KINDS)

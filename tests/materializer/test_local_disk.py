@@ -66,8 +66,6 @@ def test_a_restore_on_a_disk_that_fails_is_right_or_ends_with_an_error_of_ours(
     seed: int, tmp_path: Path, table: str
 ) -> None:
     """At drawn accesses; tables in memory never need the disk, so theirs is always right."""
-    if table == "rocksdb":
-        pytest.importorskip("rocksdict")
     options = EAGER.model_copy(update={"cache_directory": str(tmp_path / "cache")})
     world = World(seed, options=options, table=table, directory=tmp_path / "tables", partitions=1)
     disk = FailingDisk()
@@ -193,7 +191,6 @@ def test_a_copy_out_of_the_cache_is_never_written_over_a_link_to_it(tmp_path: Pa
 
 def test_a_table_whose_write_has_failed_refuses_writes_for_good_and_says_so(tmp_path: Path) -> None:
     """The engine's own behaviour, which the simulation's disk imitates: it is not asked, but a file may not grow."""
-    pytest.importorskip("rocksdict")
     table = RocksDBStateTable(tmp_path / "table", RocksDBOptions(compression="none"))
     table.apply(rows([(b"key-%d" % number, os.urandom(500)) for number in range(300)]))
     assert not table.has_failed
@@ -212,7 +209,6 @@ def test_a_table_whose_write_has_failed_refuses_writes_for_good_and_says_so(tmp_
 
 async def test_a_fold_ahead_of_the_first_read_leaves_it_to_that_what_it_has_met(seed: int, tmp_path: Path) -> None:
     """Nobody waits for it: what it raises would be the event loop's to log, and no task's to fail with."""
-    pytest.importorskip("rocksdict")
     unhandled: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
     disk, world, owned = FailingDisk(), BackendWorld(seed), KeyGroupRange.all(MAX_PARALLELISM)
@@ -236,7 +232,6 @@ async def test_a_fold_ahead_of_the_first_read_leaves_it_to_that_what_it_has_met(
 async def test_a_table_that_has_met_a_full_disk_is_restored_by_the_next_run_and_not_kept(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("rocksdict")
     numbers, refusing, is_full = itertools.count(), set[Path](), False
 
     def open_table(operator: str) -> RocksDBStateTable:

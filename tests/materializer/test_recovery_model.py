@@ -9,10 +9,7 @@ import pytest
 
 from dstl.errors import CorruptData
 from dstl.options import MaterializationOptions
-from dstl.store.memory import MemoryStore
 from materializer.tables import HeapStateTable
-from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
-from tests.simulation.virtual_time import LoopClock
 from worlds.materialization import EAGER, GROUPS, World, held
 
 
@@ -87,26 +84,11 @@ async def test_every_checkpoint_restores_to_the_model(seed: int, run: int) -> No
 
 @pytest.mark.parametrize("run", range(1))
 async def test_every_checkpoint_restores_to_the_model_in_rocksdb(seed: int, run: int, tmp_path) -> None:
-    pytest.importorskip("rocksdict")
     options = _options(random.Random(seed)).model_copy(update={"share_files": True})
     async with World(seed * 1000 + run, options=options, table="rocksdb", directory=tmp_path) as world:
         await _schedule(world, 8)
         for checkpoint in world.completed:
             assert not {n for h in checkpoint.materialized for n in h.objects()} & world.deleted
-
-
-async def test_the_log_is_truncated_behind_two_generations_and_the_rest_restores(seed: int) -> None:
-    async with World(seed) as world:
-        await world.batches(4, 60)
-        await world.batches(3, 20)
-        newest = world.newest
-        assert newest is not None
-        generations = {handle.checkpoint for handle in newest.materialized}
-        assert len(generations) >= 2
-        oldest_kept = min(segment.checkpoint for segment in newest.segments)
-        assert oldest_kept > min(generations), "log that every base contains is still there"
-        assert all(log.from_sqn > 0 for log in newest.logs)
-        await world.check(newest, 3)
 
 
 @pytest.mark.parametrize("missing", ["damaged", "missing"])
@@ -262,23 +244,3 @@ async def test_a_table_is_not_closed_while_a_thread_still_loads_a_base_into_it(s
         assert order[0] == "loaded"
         assert order[-1] == "closed"
         assert "loaded" not in order[order.index("closed") :]
-
-
-async def test_a_checkpoint_fails_cleanly_while_the_store_is_down_and_bases_come_later(seed: int) -> None:
-    memory = MemoryStore(clock=LoopClock())
-    rule = FaultRule(Fault.UNAVAILABLE, "put", chance=0.3)
-    store = FaultyStore(memory, rules=[rule], seed=seed)
-    options = EAGER.model_copy(update={"backoff_base_s": 0.001})
-    world = World(seed, store=store, inline_threshold=1 << 20, options=options)
-    world.memory = memory
-    async with world:
-        await world.start(2)
-        for _ in range(12):
-            await world.batch_of(30)
-            await asyncio.sleep(0.005)
-            await world.materialized()
-        assert world.newest.materialized
-        await world.check(world.newest, 2)
-        done = sum(member.recorder.counters["completedMaterialization"] for member in world.members)
-        assert done == 24, "each of both TaskManagers has one behind each batch"
-        assert store.fired

@@ -41,24 +41,6 @@ async def _check(store: MemoryStore, model: Model) -> None:
         assert set(referenced_objects(checkpoint)) <= names, "something that a retained checkpoint needs was deleted"
 
 
-async def test_a_long_run_stays_short_and_restores_into_fewer(seed: int) -> None:
-    store, model, rng = MemoryStore(clock=SystemClock()), {}, random.Random(seed)
-    async with Driver(store, seed=seed, operators=TWO, task_managers=3) as driver:
-        for batch in range(25):
-            await driver.run_batch("run", batch, some_events(rng, batch), model)
-            await asyncio.sleep(0.01)
-        newest = (await retained(store))[-1]
-        assert len(newest.segments) < 20, "the log was never truncated"
-        assert sum(report.materializations for report in driver.checkpoints) >= 4
-        assert driver.checkpoints[-1].estimated_recovery_seconds > 0
-        await _check(store, model)
-    async with Driver(store, seed=seed + 1, operators=TWO, task_managers=1) as driver:
-        for batch in range(25, 32):
-            await driver.run_batch("run-2", batch, some_events(rng, batch), model)
-            await asyncio.sleep(0.01)
-        await _check(store, model)
-
-
 class SlowStore(MemoryStore):
     """Answers reads of bases and segments after a while, once it is told to; of bases perhaps never."""
 

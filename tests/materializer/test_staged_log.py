@@ -16,8 +16,6 @@ from materializer.tables import RocksDBOptions, RocksDBStateTable, StagedChanges
 from worlds.materialization import EAGER, World
 from worlds.table_changes import AWKWARD, Change, changes, clear, content, delete, put
 
-pytest.importorskip("rocksdict")
-
 SMALL = RocksDBOptions(block_cache_bytes=8 << 20, write_buffer_bytes=1 << 20)
 
 

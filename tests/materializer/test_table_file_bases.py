@@ -34,8 +34,6 @@ from tests.simulation.virtual_time import seeded_runtime
 from worlds.materialization import EAGER, OPERATORS, World
 from worlds.table_changes import changes, clear, put
 
-pytest.importorskip("rocksdict")
-
 crc = google_crc32c.value
 
 
@@ -232,16 +230,6 @@ def test_a_child_has_no_credentials_and_ends_within_its_limits(tmp_path: Path, m
     assert reader._process.returncode == -9
 
 
-async def test_rescaling_one_to_three_to_two_in_files(seed: int, tmp_path: Path) -> None:
-    async with rocksdb_world(seed, tmp_path) as world:
-        for size in (1, 3, 2):
-            await world.start(size)
-            await world.batches(3, 40)
-            assert any(h.files for h in world.newest.materialized)
-            await world.check(world.newest, size)
-        await world.check(world.newest, 3)
-
-
 async def test_the_base_of_a_table_without_any_key_is_restored(seed: int, tmp_path: Path) -> None:
     """Prevents that an empty table's base, which has no files, is read as what it is not."""
     async with rocksdb_world(seed, tmp_path) as world:
@@ -260,16 +248,6 @@ async def test_the_base_of_a_table_without_any_key_is_restored(seed: int, tmp_pa
         await world.batches(4)
         assert any(handle.files for handle in world.newest.materialized)
         await world.check(world.newest, 2)
-
-
-async def test_a_base_in_files_restores_into_a_heap_table(seed: int, tmp_path: Path) -> None:
-    """Savepoints and the state reader read it so."""
-    async with rocksdb_world(seed, tmp_path) as world:
-        await world.batches(4, 60)
-        assert any(handle.files for handle in world.newest.materialized)
-        world.open_table = lambda _: HeapStateTable()  # type: ignore[method-assign]
-        await world.check(world.newest)
-        await world.check(world.newest, 3)
 
 
 async def test_a_savepoint_of_a_base_in_files_is_of_no_table_and_restores_into_either(

@@ -135,10 +135,22 @@ def _load_tests(path: str) -> ModuleType:
 
 
 def edit(edits: Sequence[Sequence[str]], patch: Patch) -> None:
-    """Give every function of some modules the code that it has where each text is replaced by another.
+    """Give every function of some modules the code that it has where each text is replaced by another."""
+    changed = edited(edits)
+    gc.unfreeze()  # what was frozen is not shown
+    for each in gc.get_objects():
+        if isinstance(each, FunctionType) and each.__code__.co_filename in changed:
+            of_module = changed[each.__code__.co_filename]
+            code = of_module.get((each.__code__.co_qualname, each.__code__.co_firstlineno))
+            if code is not None:
+                patch.setattr(each, "__code__", code)
+
+
+def edited(edits: Sequence[Sequence[str]]) -> dict[str, dict[tuple[str, int], CodeType]]:
+    """Return the code of some modules' functions behind edits, by file, and by name and line of what each of them was.
 
     Raises:
-        ValueError: A text is not once in its module: the bug has to be written anew.
+        ValueError: A text is not once in its module, or it makes no difference: the bug has to be written anew.
     """
     sources: dict[str, str] = {}
     for module, old, new in edits:
@@ -146,16 +158,15 @@ def edit(edits: Sequence[Sequence[str]], patch: Patch) -> None:
         if source.count(old) != 1:
             raise ValueError(f"{module} has {source.count(old)} times: {old}")
         sources[module] = source.replace(old, new)
-    gc.unfreeze()  # what was frozen is not shown
+    changed: dict[str, dict[tuple[str, int], CodeType]] = {}
     for module, source in sources.items():
         path = str(importlib.import_module(module.removesuffix(".py").replace("/", ".")).__file__)
         codes = [list(_functions(compile(each, path, "exec"))) for each in ((ROOT / module).read_text(), source)]
-        changed = {(a.co_qualname, a.co_firstlineno): b for a, b in zip(*codes, strict=True)}
-        for each in gc.get_objects():
-            if isinstance(each, FunctionType) and each.__code__.co_filename == path:
-                code = changed.get((each.__code__.co_qualname, each.__code__.co_firstlineno))
-                if code is not None:
-                    patch.setattr(each, "__code__", code)
+        pairs = list(zip(*codes, strict=True))
+        if all(before == after for before, after in pairs):
+            raise ValueError(f"{module} does what it did")
+        changed[path] = {(before.co_qualname, before.co_firstlineno): after for before, after in pairs}
+    return changed
 
 
 def _functions(code: CodeType) -> Iterator[CodeType]:

@@ -146,8 +146,6 @@ def test_the_report_and_the_command_line_say_the_same(saved: tuple[Path, Savepoi
 def test_a_new_query_of_another_shape_goes_on_from_it(
     home: Home, saved: tuple[Path, SavepointReport], mode: str, settings: dict[str, Any], processor: Journal
 ) -> None:
-    if settings.get("table") == "rocksdb":
-        pytest.importorskip("rocksdict")
     location, report = saved
     new = home.path / "new"
     restore_from = report.location

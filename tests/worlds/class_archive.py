@@ -14,18 +14,28 @@ STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvide
 
 
 def shared_classes(archive: Path) -> str:
-    """Return options for JVMs that share an archive; the first one to ask makes it, and others wait.
+    """Return options for JVMs that share an archive.
 
-    A JVM that cannot use it, as one with other jars, starts as ever and does not speak of it.
+    A JVM that cannot use it, as one with other jars or before it is made, starts as ever and does not speak of it.
     """
+    return f"-XX:SharedArchiveFile={archive} -Xlog:disable -Xlog:all=error:stderr"
+
+
+def begin_to_make(archive: Path) -> subprocess.Popen[bytes] | None:
+    """Start a process that makes an archive, where there is none and no other process makes it."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     with archive.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not archive.exists():
-            command = [sys.executable, "-m", "worlds.class_archive", str(archive)]
-            tests = str(Path(__file__).parents[1])
-            subprocess.run(command, env={**os.environ, "PYTHONPATH": tests}, capture_output=True, check=False)
-    return f"-XX:SharedArchiveFile={archive} -Xlog:disable -Xlog:all=error:stderr"
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        if archive.exists():
+            return None
+        command = [sys.executable, "-m", "worlds.class_archive", str(archive)]
+        env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+        # It has the lock until it ends.
+        quiet = subprocess.DEVNULL
+        return subprocess.Popen(command, env=env, stdout=quiet, stderr=quiet, pass_fds=(lock.fileno(),))
 
 
 def make(archive: Path) -> None:
