@@ -118,7 +118,9 @@ class Collected(Accumulator):
         assert column is not None
         valid = column.is_valid()
         codes = groups.codes[valid.to_numpy(zero_copy_only=False)]
-        values = [prior[0].flatten(), column.filter(valid).cast(self._kind.value_type)]
+        kept, kind = column.filter(valid), self._kind.value_type
+        # Arrow casts no null struct with a NOT NULL field within a list, not even to the type that it has.
+        values = [prior[0].flatten(), kept if kept.type == kind else kept.cast(kind)]
         return [self._lists(values, np.concatenate((_owners(prior[0]), codes)), groups.count)]
 
     def merge(self, partial: Columns, groups: Groups) -> Columns:

@@ -154,7 +154,7 @@ def _column_codes(column: pa.ChunkedArray | pa.Array) -> Codes:
         return codes
     if pa.types.is_nested(kind):
         seen: dict[str, int] = {}
-        return np.array([seen.setdefault(repr(_one_zero(each)), len(seen)) for each in column.to_pylist()], np.int64)
+        return np.array([seen.setdefault(repr(_one_form(each)), len(seen)) for each in column.to_pylist()], np.int64)
     if pa.types.is_floating(kind):
         # One NaN and one zero: Arrow tells others apart by their bits.
         zero, nan = pa.scalar(0.0, kind), pa.scalar(math.nan, kind)
@@ -162,13 +162,17 @@ def _column_codes(column: pa.ChunkedArray | pa.Array) -> Codes:
     return _encoded(column)
 
 
-def _one_zero(value: Any) -> Any:
-    """Return the same value, with 0.0 for each -0.0 in it."""
+def _one_form(value: Any) -> Any:
+    """Return the same value, with 0.0 for each -0.0 in it, and the entries of a map in one order."""
     if isinstance(value, float):
         return value + 0.0
     if isinstance(value, dict):
-        return {name: _one_zero(each) for name, each in value.items()}
-    return [_one_zero(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {name: _one_form(each) for name, each in value.items()}
+    if not isinstance(value, (list, tuple)):
+        return value
+    parts = [_one_form(each) for each in value]
+    # Arrow gives an entry of a map as a tuple, and nothing else.
+    return sorted(parts, key=repr) if any(isinstance(each, tuple) for each in value) else parts
 
 
 def _encoded(column: pa.ChunkedArray | pa.Array) -> Codes:
