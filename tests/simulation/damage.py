@@ -24,7 +24,7 @@ from tests.simulation.world import World
 from tests.worlds.restored import restore_tables
 
 _AGAIN_S = 0.5
-_SEGMENTS = 0.2
+_SEGMENTS = 0.3
 """Share of the worlds in which one is damaged in the end, where nothing else was done to what they have left: it
 takes a third as long as all that was before."""
 _GOES_ON_S = 900.0
