@@ -121,7 +121,8 @@ class CheckpointExecution:
             checkpoint, inlined = self._assemble(coordinator, trigger, parts, query_id, parent)
             assemble_s = watch.lap()
             figures = _figures(checkpoint, parts, trigger.late_rows)
-            self._log.history.add(HistoryEntry(**figures, persist_s=persist_s, assemble_s=assemble_s))
+            times: dict[str, Any] = {"persist_s": persist_s, "assemble_s": assemble_s}
+            self._log.history.add(_in_history(figures, at=checkpoint.created_at, **times))
             left = self._options.timeout_s - watch.total()
             reach("C3")
             # How far Spark's half of the log reaches back is told by its commits alone: else the boundary stays.
@@ -147,31 +148,14 @@ class CheckpointExecution:
         subsumed = coordinator.complete(trigger, checkpoint, self._options.retained)
         self._objects.retain([checkpoint])
         self._objects.subsume(self._out_of_sight(subsumed, trigger.batch_id))
-        notify_s = watch.lap()
-        figures |= {"at": self._runtime.clock.wall(), "requests": figures["requests"] + self._requests() - requests}
-        times: dict[str, Any] = {
-            "persist_s": persist_s,
-            "assemble_s": assemble_s,
-            "commit_s": commit_s,
-            "notify_s": notify_s,
-        }
-        self._log.history.add(HistoryEntry(**figures, seconds=watch.total(), **times))
+        times |= {"commit_s": commit_s, "notify_s": watch.lap(), "seconds": watch.total()}
+        figures["requests"] += self._requests() - requests
+        self._log.history.add(_in_history(figures, at=self._runtime.clock.wall(), **times))
         return CheckpointReport(
-            checkpoint.checkpoint_id,
-            trigger.batch_id,
-            watch.total(),
-            figures["requests"],
-            figures["new_bytes"],
-            checkpoint.full_bytes,
-            len(located),
-            figures["materializations"],
-            self._estimated_recovery_s(checkpoint),
-            trigger.late_rows,
-            hedges=figures["hedges"],
-            state_rows=_by_operator(parts, 0),
-            state_bytes=_by_operator(parts, 1),
-            watermarks=self._catalogue.watermarks(parent.watermark_ms if parent else None, sparks_ms),
+            **figures,
             **times,
+            estimated_recovery_seconds=self._estimated_recovery_s(checkpoint),
+            watermarks=self._catalogue.watermarks(parent.watermark_ms if parent else None, sparks_ms),
         )
 
     def _assemble(
@@ -248,10 +232,8 @@ class CheckpointExecution:
 
 
 def _figures(checkpoint: CompletedCheckpoint, parts: Sequence[Persisted], late: Mapping[str, int]) -> dict[str, Any]:
-    """Return what a history tells of a checkpoint before it is committed: the fields of a :class:`HistoryEntry`."""
+    """Return what is known of a checkpoint before it is committed: fields of a :class:`CheckpointReport`."""
     return {
-        "kind": "checkpoint",
-        "at": checkpoint.created_at,
         "checkpoint_id": checkpoint.checkpoint_id,
         "batch_id": checkpoint.batch_id,
         "requests": sum(part.requests for part in parts),
@@ -260,10 +242,18 @@ def _figures(checkpoint: CompletedCheckpoint, parts: Sequence[Persisted], late: 
         "full_bytes": checkpoint.full_bytes,
         "inlined": sum(bool(s.seal) for part in parts for s in part.segments),
         "materializations": sum(len(part.materializations) for part in parts),
-        "late_rows": sum(late.values()),
-        "state_rows": sum(_by_operator(parts, 0).values()),
-        "state_bytes": sum(_by_operator(parts, 1).values()),
+        "late_rows": late,
+        "state_rows": _by_operator(parts, 0),
+        "state_bytes": _by_operator(parts, 1),
     }
+
+
+def _in_history(figures: Mapping[str, Any], **more: Any) -> HistoryEntry:
+    """Return a checkpoint's figures as its history tells them: of all operators together."""
+    summed: dict[str, Any] = {
+        name: sum(each.values()) if isinstance(each, Mapping) else each for name, each in figures.items()
+    }
+    return HistoryEntry(kind="checkpoint", **summed, **more)
 
 
 def _by_operator(parts: Sequence[Persisted], which: int) -> dict[str, int]:
