@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import tempfile
 from collections.abc import Iterator
 from importlib.metadata import version
 from itertools import cycle, groupby
@@ -26,6 +27,12 @@ hypothesis.settings.load_profile("tests")
 
 # Hundreds of workers and TaskManagers start in these tests: they compile the modules once, not each for itself.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Tables, stores and checkpoints are synced as they are in a job, and here a disk would wait for that a hundred times a
+# second. So their files lie in memory where the system has room for them: a run leaves 100 MB.
+_MEMORY, _ROOM = "/dev/shm", 4 << 30
+if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM:
+    tempfile.tempdir = os.environ.setdefault("TMPDIR", _MEMORY)
 
 # A JVM of a test lives for seconds: the second compiler and a parallel collector cost it more than they give it.
 # Nor need it verify the classes of Spark's jars, or start the shells of Hadoop's file system by way of a helper.
