@@ -21,7 +21,7 @@ have done it.
 
 ``cpu`` has seconds of processor for a million events by kind of process (``jvm``, ``workers``, ``task_managers``,
 ``driver``) of each whole query of the last round, start and warm-up included: comparable on a busy machine. The start
-of a query's two processes is 0.5 s. ``ratio_python_to_jvm`` is all but the JVM's by the JVM's. Workers' and JVM's by
+of a TaskManager is 0.4 s. ``ratio_python_to_jvm`` is all but the JVM's by the JVM's. Workers' and JVM's by
 the TaskManager's is the number of busy slots at which its one core is full.
 """
 

@@ -16,7 +16,6 @@ stays beside it (:func:`reusable_files`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
@@ -24,19 +23,13 @@ from typing import Annotated, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from handles.key_group import KeyGroup, KeyGroupRange
+from handles.operator_uid import GRAMMAR
 
-_GRAMMAR = r"[A-Za-z0-9_\-]{1,64}"
-
-OperatorUid = Annotated[str, Field(pattern=f"^{_GRAMMAR}$")]
-"""An operator's uid: one path element of letters, digits, ``-`` and ``_``, at most 64."""
+OperatorUid = Annotated[str, Field(pattern=f"^{GRAMMAR}$")]
+"""An operator's uid."""
 
 _Count = Annotated[int, Field(ge=0)]
 _FileId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}-[0-9]{1,20}\.sst$")]
-
-
-def is_operator_uid(text: object) -> bool:
-    """Return whether this is a name that an operator may have."""
-    return isinstance(text, str) and re.fullmatch(_GRAMMAR, text) is not None
 
 
 class TableFile(NamedTuple):

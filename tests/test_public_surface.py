@@ -27,6 +27,7 @@ def test_a_worker_never_imports_a_storage_sdk() -> None:
     # It would cost every Python worker a second and 49 MB.
     code = (
         "import sys; import dstl.spark.task, dstl.state.processor_runner; "
+        "from dstl.spark.operators import aggregation, deduplication, map_states, processor; "
         "unwanted = ('boto3', 'botocore', 'aioboto3', 'aiobotocore', 'pydantic', 'typer', 'rich'); "
         "print([name for name in unwanted if name in sys.modules])"
     )

@@ -9,11 +9,11 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING
 
 from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, Invalid, Unavailable
 from dstl.files.config import FileConfig
-from dstl.files.process import FileCoordinator, FileHost, OpenStore
 from dstl.jvm.build import check_version
 from dstl.metrics import MetricSet
 from dstl.process.launch_spec import LaunchSpec, answer_line
@@ -30,6 +30,9 @@ from dstl.store.probe import check_place
 from dstl.taskmanager.memory_limit import read_memory_use
 from dstl.taskmanager.task_manager import Components, TaskManager, table_opener
 from materializer.local_disk import ScratchDirectory, sweep_scratch_directories
+
+if TYPE_CHECKING:
+    from dstl.files.process import OpenStore
 
 _log = logging.getLogger(__name__)
 _ANSWER_S = 30.0
@@ -104,6 +107,8 @@ class ProcessLife:
 
     async def _coordinate(self) -> None:
         """Coordinate the files of an application, and serve the driver's host."""
+        from dstl.files.process import FileCoordinator  # in this process alone
+
         config = FileConfig.of(self._spec.options, os.environ)
         async with AsyncExitStack() as stack:
             scratch = ScratchDirectory()
@@ -190,6 +195,8 @@ class ProcessLife:
             if config.location:
                 server, hand_over = self._open_tables(config, scratch, stack), _hand_nothing_over
             else:
+                from dstl.files.process import FileHost  # a third of the imports, of no use to tables
+
                 spec, calls = self._spec, await self._connect(lifeline.address)
                 # They break where the coordinator was silent. It may go on, and is to know that this host does not.
                 broken = asyncio.ensure_future(calls.wait_closed())

@@ -14,14 +14,17 @@ import signal
 import sys
 from contextlib import suppress
 from importlib.abc import MetaPathFinder
+from typing import TYPE_CHECKING
 
 from dstl.errors import DstlError, Unavailable
-from dstl.files.process import OpenStore
 from dstl.open_files import raise_open_file_limit
 from dstl.process.launch_spec import LaunchSpec, refusal_line
 from dstl.process.lifecycle import ProcessLife, tune_interpreter
 from dstl.runtime import end_tasks
 from dstl.store import open_store
+
+if TYPE_CHECKING:
+    from dstl.files.process import OpenStore
 
 _log = logging.getLogger("dstl.process")
 _DRIVER_ENDS_S = 5.0

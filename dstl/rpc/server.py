@@ -114,6 +114,8 @@ class RpcServer:
         self._servers: list[asyncio.Server] = []
         self._connections: dict[asyncio.Task[None], None] = {}  # in order, so that a simulation ends them in the same
         self._strangers: dict[asyncio.Task[None], float] = {}  # when each has come: the first has waited for longest
+        self._busy: dict[asyncio.StreamWriter, Framing] = {}  # connections with a call under way
+        self._beats: asyncio.TimerHandle | None = None
         self._unsaid = 0
         self._quiet_until = float("-inf")
 
@@ -161,6 +163,8 @@ class RpcServer:
         for server in self._servers:
             server.close()
         await end_tasks(self._connections)
+        if self._beats is not None:
+            self._beats.cancel()
         # They listen no more. From Python 3.12 on, wait_closed() also waits for peers, one of which may hang.
         self._servers.clear()
 
@@ -255,11 +259,23 @@ class RpcServer:
             length = frame_length(await reader.readexactly(PREFIX_BYTES))
             body = await reader.readexactly(length)
             # Also while a long MAC waits for a thread. Nothing is awaited between the reply's number and its sending.
-            with _Beats(peer.framing, writer):
+            self._busy[writer] = peer.framing
+            if self._beats is None:
+                self._beats = asyncio.get_running_loop().call_later(BEAT_S, self._beat)
+            try:
                 header, payload = await peer.framing.decode_async(body)
                 frame = await self._answer(peer, header.pop(CALL, None), header, payload)
+            finally:
+                del self._busy[writer]
             writer.writelines(frame)
             await writer.drain()
+
+    def _beat(self) -> None:
+        """Tell every caller whose call is under way that it is; by one timer, for most calls take far less time."""
+        for writer, framing in self._busy.items():
+            if not writer.is_closing():
+                writer.writelines(framing.encode({BEAT: True}))
+        self._beats = asyncio.get_running_loop().call_later(BEAT_S, self._beat) if self._busy else None
 
     async def _answer(
         self, peer: Peer, name: object, header: dict[str, Any], payload: memoryview
@@ -281,27 +297,6 @@ class RpcServer:
         if kind.role not in (None, peer.role):
             raise AccessDenied(f"a {peer.role} may not call {name}")
         return await handler(peer, decode_call(kind, header, payload))
-
-
-class _Beats:
-    """Tells a caller again and again that its call is under way, until its reply or its error is to be sent."""
-
-    __slots__ = ("_framing", "_next", "_writer")
-
-    def __init__(self, framing: Framing, writer: asyncio.StreamWriter) -> None:
-        self._framing = framing
-        self._writer = writer
-
-    def __enter__(self) -> None:
-        self._next = asyncio.get_running_loop().call_later(BEAT_S, self._beat)
-
-    def __exit__(self, *_: object) -> None:
-        self._next.cancel()
-
-    def _beat(self) -> None:
-        if not self._writer.is_closing():
-            self._writer.writelines(self._framing.encode({BEAT: True}))
-            self.__enter__()
 
 
 def _widen_queue(server: asyncio.Server) -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dstl.changelog.change_set import ENCODED_AHEAD_BYTES
+from dstl.column_buffers import array_of
 from dstl.errors import CorruptData
 from dstl.rpc.client import Reply, Transport
 from dstl.rpc.codec import Call, Payload, R
@@ -188,10 +189,10 @@ class StateClient:
         reads: list[_Read] = []
         for owner, (owned, _) in enumerate(self._owners):
             rows = np.arange(len(keys))
-            groups, part = pa.array(key_groups), keys
+            groups, part = array_of(key_groups), keys
             if len(self._owners) > 1:
                 rows = np.flatnonzero((key_groups >= owned.start) & (key_groups <= owned.end))
-                groups, part = groups.take(pa.array(rows)), part.take(pa.array(rows))
+                groups, part = groups.take(array_of(rows)), part.take(array_of(rows))
             if len(rows):
                 parts.append(rows)
                 found.append([])
@@ -199,9 +200,9 @@ class StateClient:
         self._read(reads)
         values = [each for of_owner in found for each in of_owner]
         if not values:
-            return pa.array([], pa.binary())
+            return pa.nulls(0, pa.binary())
         whole = values[0] if len(values) == 1 else pa.concat_arrays(values)
-        return whole if len(parts) == 1 else whole.take(pa.array(np.argsort(np.concatenate(parts))))
+        return whole if len(parts) == 1 else whole.take(array_of(np.argsort(np.concatenate(parts))))
 
     def _read_of_values(
         self, state: int, owner: int, key_groups: pa.Array, keys: pa.Array, into: list[pa.Array]

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
+from dstl.column_buffers import array_of, numpy_of
 from dstl.errors import Invalid
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.frames.frame_reader import frame_of, key_values
@@ -162,7 +163,7 @@ class BatchReader:
     def _cut(self, batch: pa.RecordBatch) -> KeyedBatch:
         count = batch.num_rows
         starts, taken, keys = self._keys_of(batch)
-        key_groups = self._column(batch, KEY_GROUP_COLUMN).take(pa.array(starts)).to_pylist()
+        key_groups = self._column(batch, KEY_GROUP_COLUMN).take(array_of(np.array(starts, np.int64))).to_pylist()
         if self._style == "pandas":
             fields = self._keys.schema.fields
             values = [key_values(column, of.dataType, of.name) for column, of in zip(taken, fields, strict=True)]
@@ -178,7 +179,7 @@ class BatchReader:
         if initial is not None:
             # Input rows alone make the frames: the others' nulls would turn columns of integers into floats.
             inputs = pc.invert(carries)
-            before = np.concatenate(([0], np.cumsum(inputs.to_numpy(zero_copy_only=False))))
+            before = np.concatenate(([0], np.cumsum(numpy_of(inputs))))
             starts, stops = before[starts].tolist(), before[stops].tolist()
             columns, count = [column.filter(inputs) for column in columns], int(before[-1])
         return KeyedBatch(keys, key_groups, tuples, starts, stops, self._slices(columns, count), initial)
@@ -187,7 +188,7 @@ class BatchReader:
         """Return the first row of each key, the grouping columns there, and the key's bytes."""
         key_columns = [self._column(batch, name) for name in self._keys.names]
         starts = self._keys.starts(key_columns, batch.num_rows)
-        first = pa.array(starts)
+        first = array_of(np.array(starts, np.int64))
         taken = self._keys.canonical([column.take(first) for column in key_columns])
         return starts, taken, self._keys.encode_columns(taken, len(starts))
 
@@ -207,7 +208,7 @@ class BatchReader:
         only = column.filter(carries)
         if not len(only):
             return None
-        before = np.concatenate(([0], np.cumsum(carries.to_numpy(zero_copy_only=False)))).tolist()
+        before = np.concatenate(([0], np.cumsum(numpy_of(carries)))).tolist()
         parts = only.flatten()
         names = tuple(only.type.field(i).name for i in range(only.type.num_fields))
         initial: list[list[Any]] = []

@@ -27,7 +27,7 @@ from dstl.taskmanager.memory_limit import MemoryLimit, MemoryUse
 from dstl.taskmanager.process_metrics import TaskManagerMetrics
 from dstl.taskmanager.service import TaskManagerService
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
-from handles.materialized_handle import is_operator_uid
+from handles.operator_uid import is_operator_uid
 from materializer.bases.base_cache import BaseCache
 from materializer.manager import PeriodicMaterializationManager
 from materializer.materialization import BaseWriter

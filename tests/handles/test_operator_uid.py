@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from dstl.errors import CorruptData
 from dstl.taskmanager.task_manager import table_directory
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry
-from handles.materialized_handle import MaterializationReport, MaterializedStateHandle, is_operator_uid
+from handles.materialized_handle import MaterializationReport, MaterializedStateHandle
+from handles.operator_uid import is_operator_uid
 
 BAD = [
     "",

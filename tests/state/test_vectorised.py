@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import decimal
 import math
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -448,3 +451,44 @@ def test_nothing_runs_per_row_or_per_key_in_python() -> None:
     # Columns may be taken once more where numbers are longer; nothing grows with the rows or the keys.
     assert calls_of(2048, 32) < 2 * few
     assert calls_of(2048, 1024) < 2 * few
+
+
+def test_an_aggregate_brings_no_pandas_into_a_worker() -> None:
+    """Arrow imports it for a first array of Python's: that takes as long as all else that a worker imports."""
+    code = """
+import sys
+import numpy as np, pyarrow as pa, pyarrow.compute as pc
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+from dstl.column_buffers import array_of
+from dstl.state.registry import StateRegistry
+from dstl.state.task_input import TaskInput
+from dstl.state.vectorised.aggregation import Aggregate
+from dstl.state.vectorised.aggregation_runner import AggregationRunner
+from worlds.runner import plain_aggregation
+
+class Source:
+    held = []
+    def fetch_values(self, state, key_groups, keys):
+        if not self.held:
+            return pa.nulls(len(keys), pa.binary())
+        return self.held[0].column("value").take(pc.index_in(keys, value_set=self.held[0].column("key")))
+
+number = array_of(np.arange(6))
+keys = {LongType(): number, StringType(): number.cast(pa.string())}
+for kind, column in keys.items():
+    by, names = StructType([StructField("k", kind)]), ["k", "v", "__dstl_key_group"]
+    inputs = StructType([*by.fields, StructField("v", LongType())])
+    wanted = {name: Aggregate(name, "v") for name in ("count", "sum", "mean", "min", "max", "first", "last")}
+    source = Source()
+    for batch in range(2):
+        aggregation, changes = plain_aggregation(by, inputs, wanted), []
+        runner = AggregationRunner(aggregation, operator="op", registry=StateRegistry(by))
+        rows = pa.RecordBatch.from_arrays([column, number, array_of(np.zeros(6, np.int32))], names=names)
+        task = TaskInput(source=source, send=changes.append, sequence=batch, processing_time_ms=0)
+        (found,) = runner.run(iter([rows]), task)
+        assert found.column("count").to_pylist() == [batch + 1] * 6, found
+        source.held = changes
+assert "pandas" not in sys.modules
+"""
+    tests = str(Path(__file__).parents[1])
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env={**os.environ, "PYTHONPATH": tests})

@@ -39,6 +39,7 @@ from pyspark.sql.types import (
     TimeType,
 )
 
+from dstl.column_buffers import array_of, numpy_of, valid_of
 from dstl.errors import CorruptData, Invalid
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.value_codec import ValueCodec
@@ -298,3 +299,19 @@ def test_sessions_are_unions_of_what_touches(pieces: list[tuple[int, int, int]])
     for at, session in zip(order, of_piece, strict=True):
         assert sessions.keys[session] == keys[at]
         assert sessions.starts[session] <= starts[at] < sessions.ends[session]
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.uint16, np.int64, np.float32])
+@pytest.mark.parametrize("offset", [0, 1, 8, 13])
+def test_columns_over_buffers_are_those_that_arrow_makes(dtype: type[Any], offset: int) -> None:
+    values = (np.arange(40) % 3).astype(dtype)[::2]
+    nulls = np.arange(20) % 4 == 1
+    for each in (None, nulls, np.zeros(20, np.bool_), np.ones(20, np.bool_)):
+        column = array_of(values, each)
+        assert column.equals(pa.array(values, mask=each))
+        for part in (column.slice(offset), column.slice(offset, 0), column.slice(offset, 3)):
+            assert valid_of(part).tolist() == part.is_valid().to_pylist()
+            assert numpy_of(part, 1).tolist() == part.fill_null(dtype(1).item()).to_pylist()
+            assert numpy_of(part, 1).dtype == dtype
+    empty = pa.array([], pa.from_numpy_dtype(dtype))
+    assert numpy_of(empty).tolist() == valid_of(empty).tolist() == []

@@ -32,7 +32,7 @@ from dstl.store import open_store
 from dstl.store.base import ObjectStore
 from dstl.store.location import absolute_location, is_in_memory
 from handles.checkpoint import OperatorEntry
-from handles.materialized_handle import is_operator_uid
+from handles.operator_uid import is_operator_uid
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType, StructType
 
 from dstl.errors import Invalid, brief, clip
-from handles.materialized_handle import is_operator_uid
+from handles.operator_uid import is_operator_uid
 
 OutputModeName = Literal["append", "update", "complete", "Append", "Update", "Complete"]
 """What users write, for type checkers: any case is taken, and these are PySpark's."""

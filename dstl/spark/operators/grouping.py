@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dstl.column_buffers import array_of
 from dstl.state.keyed_batch import INITIAL_STATE_COLUMN, KEY_GROUP_COLUMN
 from dstl.state.vectorised.key_codes import Groups, by_key_group, group_codes
 
@@ -48,7 +49,7 @@ def group_rows(
         yield from _picked(held, np.argsort(codes, kind="stable"), rows_per_batch, most_bytes)
         return
     if np.any(codes[1:] < codes[:-1]):
-        table = table.take(pa.array(np.argsort(codes, kind="stable")))
+        table = table.take(array_of(np.argsort(codes, kind="stable")))
     yield from table.combine_chunks().to_batches(max_chunksize=rows_per_batch)
 
 
@@ -74,7 +75,7 @@ def _taken(
     of = np.searchsorted(ends, rows, side="right")
     order = np.argsort(of, kind="stable")
     parts = [
-        batches[index].take(pa.array(rows[of == index] - (ends[index] - batches[index].num_rows)))
+        batches[index].take(array_of(rows[of == index] - (ends[index] - batches[index].num_rows)))
         for index in np.unique(of)
     ]
     if len(rows) > 1 and sum(part.nbytes for part in parts) > most_bytes:
@@ -83,7 +84,7 @@ def _taken(
         yield from _taken(batches, ends, rows[:middle], most_bytes)
         yield from _taken(batches, ends, rows[middle:], most_bytes)
         return
-    yield pa.concat_batches(parts).take(pa.array(np.argsort(order, kind="stable")))
+    yield pa.concat_batches(parts).take(array_of(np.argsort(order, kind="stable")))
 
 
 class Marked(NamedTuple):

@@ -17,8 +17,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from dstl.checkpoint.savepoint.creation import SavepointFileWriter
+from dstl.column_buffers import empty_values
 from dstl.errors import Invalid
-from dstl.state.codec.column_buffers import empty_values
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.value_codec import HAS_WRITE_TIME, WRITE_TIME
 from dstl.state.codec.value_columns import ValueColumns

@@ -23,15 +23,19 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from dstl.state.codec.column_buffers import (
+from dstl.column_buffers import (
     Nulls,
+    array_of,
     content_of,
+    filled,
     fixed_width_of,
     from_int64,
     lengths_of,
+    numpy_of,
     piece_of,
     rows_of,
     to_int64,
+    valid_of,
 )
 from dstl.state.codec.field_codec import FLOATS, TEXT, field_codec, is_small_decimal
 from dstl.state.codec.flat_row import FlatRow, slot_format, unpack_nested
@@ -83,7 +87,7 @@ class FlatColumns:
         bodies = []
         for i, (column, data_type) in enumerate(zip(columns, self.types, strict=True)):
             if column.null_count:
-                nulls = column.is_null().to_numpy(zero_copy_only=False)
+                nulls = ~valid_of(column)
                 raw[:, len(prefix) + i // 8] |= nulls.astype(np.uint8) << np.uint8(i % 8)
             if i in self.to_bytes:
                 bodies.append(self._bodies(column, i))
@@ -95,7 +99,7 @@ class FlatColumns:
 
     def _bodies(self, column: pa.Array, field: int) -> pa.Array:
         if isinstance(self.types[field], (*TEXT, BinaryType)):
-            return column.cast(pa.binary()).fill_null(b"")
+            return filled(column.cast(pa.binary()), b"")
         encode, to_bytes = self._encoders[field], self.to_bytes[field]
         return pa.array([b"" if one is None else to_bytes(encode(one)) for one in column.to_pylist()], pa.binary())
 
@@ -174,7 +178,7 @@ class SplitRows:
             return _of_numbers(np.ascontiguousarray(self._slots[f"f{field}"]), nulls, data_type, new, arrow_type)
         body = piece_of(self._values, self._ends, self._pieces[field])
         if nulls is not None:
-            body = pc.if_else(pa.array(~nulls), body, None)
+            body = pc.if_else(array_of(~nulls), body, None)
         if isinstance(data_type, (*TEXT, BinaryType)):
             return _of_bytes(body, data_type, new, arrow_type)
         convert, to_arrow = conversion(history) if history else None, _arrow_value(new)
@@ -188,12 +192,12 @@ def _numbers(column: pa.Array, data_type: DataType) -> npt.NDArray[Any]:
     """Return what the slots of a column hold."""
     found: npt.NDArray[Any]
     if isinstance(data_type, FLOATS):
-        found = column.fill_null(0.0).to_numpy(zero_copy_only=False)
+        found = numpy_of(column, 0.0)
         return found
     if isinstance(data_type, DecimalType):
         found = np.frombuffer(column.buffers()[1], np.int64, 2 * len(column), 16 * column.offset).reshape(-1, 2)
         if column.null_count:
-            found = np.where(column.is_valid().to_numpy(zero_copy_only=False)[:, None], found, 0)
+            found = np.where(valid_of(column)[:, None], found, 0)
         return found[:, 0] if is_small_decimal(data_type) else found
     return to_int64(column)
 
@@ -203,14 +207,14 @@ def _of_numbers(
 ) -> pa.Array:
     """Return a column of one type, given as its slots, as the type that it has become."""
     if isinstance(old, BooleanType):
-        return pa.array(numbers != 0, mask=nulls)
+        return array_of(numbers != 0, nulls)
     if isinstance(old, DecimalType):
         words = numbers if numbers.ndim == 2 else np.stack((numbers, numbers >> 63), axis=1)
-        validity = None if nulls is None else pa.array(~nulls).buffers()[1]
+        validity = None if nulls is None else array_of(~nulls).buffers()[1]
         return pa.Array.from_buffers(arrow_type, len(words), [validity, pa.py_buffer(np.ascontiguousarray(words))])
     if isinstance(new, FLOATS):
         # By numpy: Arrow's cast of integers to a float refuses or rounds twice.
-        return pa.array(numbers.astype(np.float32 if isinstance(new, FloatType) else np.float64), mask=nulls)
+        return array_of(numbers.astype(np.float32 if isinstance(new, FloatType) else np.float64), nulls)
     return from_int64(numbers.astype(np.int64, copy=False), nulls, arrow_type)
 
 

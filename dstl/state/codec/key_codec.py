@@ -32,9 +32,19 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from dstl.column_buffers import (
+    array_of,
+    empty_values,
+    filled,
+    fixed_width_of,
+    from_int64,
+    lengths_of,
+    numpy_of,
+    rows_of,
+    to_int64,
+)
 from dstl.errors import CorruptData, Invalid, clip
 from dstl.rpc.messages import ExpiryPlace
-from dstl.state.codec.column_buffers import empty_values, fixed_width_of, from_int64, lengths_of, rows_of, to_int64
 from dstl.state.codec.field_codec import FLOATS, TEXT, WHOLE, FieldCodec, field_codec
 from dstl.state.codec.flat_columns import FlatColumns
 from dstl.state.codec.row_codec import RowCodec
@@ -139,7 +149,7 @@ class KeyCodec:
         Nothing runs per key in Python but for arrays, maps and structs.
         """
         if self._kind == "text":
-            return columns[0].cast(pa.binary()).fill_null(_NULL_TEXT)
+            return filled(columns[0].cast(pa.binary()), _NULL_TEXT)
         if self._kind == "whole":
             found = rows_of(to_int64(columns[0]).astype("<i8"))
             return found if not columns[0].null_count else pc.if_else(columns[0].is_valid(), found, b"")
@@ -163,7 +173,7 @@ class KeyCodec:
             if self._kind == "whole":
                 nulls = lengths_of(keys) == 0
                 numbers = np.zeros(len(keys), np.int64)
-                present = keys.filter(pa.array(~nulls)) if nulls.any() else keys
+                present = keys.filter(array_of(~nulls)) if nulls.any() else keys
                 content = fixed_width_of(present, _I64.size)
                 if content is None:
                     raise ValueError("not eight bytes")
@@ -234,7 +244,7 @@ def _changes(column: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
     if column.null_count:
         null_after, null_before = pc.is_null(after), pc.is_null(before)
         differs = pc.if_else(pc.or_(null_after, null_before), pc.xor(null_after, null_before), differs)
-    found: np.ndarray[Any, np.dtype[np.bool_]] = differs.to_numpy(zero_copy_only=False)
+    found: np.ndarray[Any, np.dtype[np.bool_]] = numpy_of(differs)
     return found
 
 

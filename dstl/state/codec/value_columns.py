@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from dstl.changelog.change_set import MAX_CHANGE_BYTES
+from dstl.column_buffers import array_of, content_of, lengths_of, valid_of
 from dstl.errors import CorruptData, Invalid, clip
-from dstl.state.codec.column_buffers import content_of, lengths_of
 from dstl.state.codec.flat_columns import FlatColumns
 from dstl.state.codec.value_codec import HAS_WRITE_TIME, WRITE_TIME
 from dstl.state.frames.row_writer import arrow_schema
@@ -37,7 +37,7 @@ def without_expired(values: pa.Array, latest_dead_ms: int) -> pa.Array:
         return values
     is_dead = np.zeros(len(values), bool)
     is_dead[dead] = True
-    return pc.if_else(pa.array(is_dead), pa.scalar(None, values.type), values)
+    return pc.if_else(array_of(is_dead), pa.scalar(None, values.type), values)
 
 
 class ValueColumns:
@@ -77,7 +77,7 @@ class ValueColumns:
             Invalid: A null where the schema has NOT NULL, or a value above the limit; names the state.
         """
         for name in self._required:
-            nulls = columns.column(name).is_null().to_numpy(zero_copy_only=False)
+            nulls = ~valid_of(columns.column(name))
             if bool((nulls if kept is None else nulls & kept).any()):
                 raise Invalid(f"column {name!r} of state {self._name!r} is declared NOT NULL and got a null")
         values = self._rows.write(columns.columns, columns.num_rows, self._prefix)
@@ -106,8 +106,8 @@ class ValueColumns:
             ) from error
         if not values.null_count:
             return found
-        valid = values.is_valid().to_numpy(zero_copy_only=False)
-        where = pa.array(np.cumsum(valid) - 1, mask=~valid)
+        valid = valid_of(values)
+        where = array_of(np.cumsum(valid) - 1, ~valid)
         return pa.RecordBatch.from_arrays([c.take(where) for c in found.columns], schema=self.schema)
 
     def _decode(self, values: pa.Array) -> pa.RecordBatch:
@@ -122,9 +122,9 @@ class ValueColumns:
             return self._of_kind(values, int(kinds[0]))
         # Values of several schema versions: each kind by itself, then back into the order of the rows.
         rows = [np.flatnonzero(first == kind) for kind in kinds]
-        parts = [self._of_kind(values.take(pa.array(r)), int(k)) for r, k in zip(rows, kinds, strict=True)]
+        parts = [self._of_kind(values.take(array_of(r)), int(k)) for r, k in zip(rows, kinds, strict=True)]
         back = np.argsort(np.concatenate(rows))
-        return pa.concat_batches(parts).take(pa.array(back))
+        return pa.concat_batches(parts).take(array_of(back))
 
     def _of_kind(self, values: pa.Array, kind: int) -> pa.RecordBatch:
         version = kind & ~HAS_WRITE_TIME
@@ -150,4 +150,4 @@ def _rows_of(schema: StructType) -> FlatColumns:
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)

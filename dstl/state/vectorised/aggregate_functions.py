@@ -28,8 +28,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from dstl.column_buffers import array_of, from_int64, numpy_of, to_int64, valid_of
 from dstl.errors import Invalid
-from dstl.state.codec.column_buffers import from_int64, to_int64
 from dstl.state.codec.field_codec import INTEGERS, MICROSECONDS
 from dstl.state.frames.row_writer import arrow_schema
 from dstl.state.vectorised.exact_sums import exact_sums
@@ -106,18 +106,18 @@ class Count(Accumulator):
         """Return the accumulators with the rows added."""
         codes = groups.codes
         if column is not None and column.null_count:
-            codes = codes[column.is_valid().to_numpy(zero_copy_only=False)]
-        return [pa.array(_numbers(prior[0]) + np.bincount(codes, minlength=groups.count))]
+            codes = codes[valid_of(column)]
+        return [array_of(_numbers(prior[0]) + np.bincount(codes, minlength=groups.count))]
 
     def merge(self, partial: Columns, groups: Groups) -> Columns:
         """Return the sums of the partial counts."""
         counts = np.zeros(groups.count, np.int64)
         np.add.at(counts, groups.codes, _numbers(partial[0]))
-        return [pa.array(counts)]
+        return [array_of(counts)]
 
     def finish(self, accumulated: Columns) -> pa.Array:
         """Return the results."""
-        return accumulated[0].fill_null(0)
+        return array_of(_numbers(accumulated[0]))
 
 
 class Sum(Accumulator):
@@ -177,8 +177,8 @@ class Mean(Accumulator):
         Raises:
             Invalid: A mean of decimals does not fit its type.
         """
-        count = accumulated[1].fill_null(0)
-        count = pc.if_else(pc.equal(count, 0), None, count)
+        counts = numpy_of(accumulated[1], 0)
+        count = array_of(counts, counts == 0)
         if isinstance(self.result, DecimalType):
             return _divided(accumulated[0], count, self.result)
         return pc.divide(accumulated[0], count.cast(pa.float64(), safe=False))
@@ -227,7 +227,7 @@ class Extreme(Accumulator):
         return self.fold([pa.nulls(groups.count, partial[0].type)], partial[0], groups)
 
     def _floats(self, values: pa.Array, codes: npt.NDArray[np.int64], count: int) -> pa.Array:
-        numbers = values.to_numpy(zero_copy_only=False)
+        numbers = numpy_of(values)
         zeros = np.flatnonzero(numbers == 0)
         if len(zeros):
             # Of equal zeros -0.0 counts as the smaller: which one came first must not show.
@@ -245,7 +245,7 @@ class Extreme(Accumulator):
             chosen = zeros[found[codes[zeros]] == 0]
             found[codes[chosen]] = numbers[chosen]
         found[np.isnan(found)] = np.nan
-        return pa.array(found, values.type, mask=_groups_without_rows(codes, count))
+        return array_of(found, _groups_without_rows(codes, count))
 
 
 class First(Accumulator):
@@ -266,7 +266,7 @@ class First(Accumulator):
         """Return the accumulators with the rows added."""
         assert column is not None
         taken, seen = _picked(column, groups.first_rows(self._rows(column)))
-        before = prior[1].fill_null(False)
+        before = array_of(numpy_of(prior[1], False))
         return [pc.if_else(before, prior[0], taken), pc.or_(before, seen)]
 
     def merge(self, partial: Columns, groups: Groups) -> Columns:
@@ -276,7 +276,7 @@ class First(Accumulator):
     def _rows(self, column: pa.Array) -> npt.NDArray[np.int64] | None:
         if not self._ignore_nulls or not column.null_count:
             return None
-        return np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+        return np.flatnonzero(valid_of(column))
 
 
 class Last(First):
@@ -286,7 +286,7 @@ class Last(First):
         """Return the accumulators with the rows added."""
         assert column is not None
         taken, seen = _picked(column, groups.last_rows(self._rows(column)))
-        return [pc.if_else(seen, taken, prior[0]), pc.or_(prior[1].fill_null(False), seen)]
+        return [pc.if_else(seen, taken, prior[0]), pc.or_(array_of(numpy_of(prior[1], False)), seen)]
 
     def merge(self, partial: Columns, groups: Groups) -> Columns:
         """Return the last of the partial values that were seen."""
@@ -294,15 +294,15 @@ class Last(First):
 
 
 def _seen(partial: Columns) -> npt.NDArray[np.int64]:
-    return np.flatnonzero(partial[1].fill_null(False).to_numpy(zero_copy_only=False))
+    return np.flatnonzero(numpy_of(partial[1], False))
 
 
 def _picked(column: pa.Array, rows: npt.NDArray[np.int64]) -> Columns:
-    return [column.take(pa.array(rows, mask=rows < 0)), pa.array(rows >= 0)]
+    return [column.take(array_of(rows, rows < 0)), array_of(rows >= 0)]
 
 
 def _numbers(column: pa.Array) -> npt.NDArray[np.int64]:
-    found: npt.NDArray[np.int64] = column.fill_null(0).to_numpy(zero_copy_only=False)
+    found: npt.NDArray[np.int64] = numpy_of(column, 0)
     return found
 
 
@@ -311,7 +311,7 @@ def without_nulls(codes: npt.NDArray[np.int64], column: pa.Array) -> tuple[npt.N
     if not column.null_count:
         return codes, column
     valid = column.is_valid()
-    return codes[valid.to_numpy(zero_copy_only=False)], column.filter(valid)
+    return codes[numpy_of(valid)], column.filter(valid)
 
 
 def _groups_without_rows(codes: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.bool_]:
@@ -325,8 +325,8 @@ def _by_group(values: pa.Array, codes: npt.NDArray[np.int64], count: int, functi
     table = pa.table({"group": codes, "value": values}).group_by("group", use_threads=False)
     found = table.aggregate([("value", function)]).combine_chunks()
     rows = np.full(count, -1, np.int64)
-    rows[found.column("group").to_numpy()] = np.arange(found.num_rows)
-    column = found.column(f"value_{function}").take(pa.array(rows, mask=rows < 0))
+    rows[numpy_of(found.column("group").combine_chunks())] = np.arange(found.num_rows)
+    column = found.column(f"value_{function}").take(array_of(rows, rows < 0))
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
@@ -336,14 +336,14 @@ def _summed(column: pa.Array, groups: Groups, kind: pa.DataType) -> pa.Array:
     missing = _groups_without_rows(codes, groups.count)
     mask = missing if missing.any() else None
     if pa.types.is_floating(kind):
-        numbers = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        return pa.array(exact_sums(numbers, codes, groups.count), mask=mask)
+        numbers = numpy_of(column.cast(pa.float64()))
+        return array_of(exact_sums(numbers, codes, groups.count), mask)
     if pa.types.is_integer(kind):
-        whole = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+        whole = numpy_of(column.cast(pa.int64()))
         if not len(whole) or max(int(whole.max()), -int(whole.min())) * len(whole) < _EXACT:
             sums = np.zeros(groups.count, np.int64)
             np.add.at(sums, codes, whole)
-            return pa.array(sums, mask=mask)
+            return array_of(sums, mask)
         column = column.cast(pa.decimal256(_DIGITS, 0))
     else:
         column = column.cast(pa.decimal256(_DIGITS, kind.scale))

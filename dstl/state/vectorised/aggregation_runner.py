@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dstl.state.codec.column_buffers import from_int64, to_int64
+from dstl.column_buffers import array_of, from_int64, to_int64, valid_of
 from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.column_state import KeyGroups
 from dstl.state.vectorised.group_runner import GroupRunner, is_over, late_after
@@ -59,16 +59,16 @@ class AggregationRunner(GroupRunner):
             return self._of_windows(rows, by_key, task)
         groups = Groups(by_key)
         first = groups.first_rows()
-        taken = rows.select(self._row_keys).take(pa.array(first)).combine_chunks()
+        taken = rows.select(self._row_keys).take(array_of(first)).combine_chunks()
         columns = [column.combine_chunks() for column in taken.columns]
         kept = self._on_time(columns, task)
         if not kept.all():
             rows, groups, first = self._without(rows, groups, kept)
             if not groups.count:
                 return None
-            columns = [column.filter(pa.array(kept)) for column in columns]
+            columns = [column.filter(array_of(kept)) for column in columns]
         order, key_groups = by_key_group(rows, first)
-        columns = [column.take(pa.array(order)) for column in columns]
+        columns = [column.take(array_of(order)) for column in columns]
         return self._with_states(rows, groups.reordered(order), columns, key_groups, task)
 
     def _of_windows(self, rows: pa.Table, by_key: Codes, task: TaskInput) -> _Groups | None:
@@ -112,14 +112,14 @@ class AggregationRunner(GroupRunner):
         groups = groups.reordered(order)
         prior = self._states.decode(before)
         # The prior state counts as having come first.
-        spread = [pa.concat_arrays([p, c.take(pa.array(of_cell))]) for p, c in zip(prior, partial, strict=True)]
+        spread = [pa.concat_arrays([p, c.take(array_of(of_cell))]) for p, c in zip(prior, partial, strict=True)]
         codes = np.concatenate((np.arange(groups.count), groups.codes))
         return _Groups(columns, keys, key_groups, before, self._states.merge(spread, Groups(codes)))
 
     def _key_columns(self, rows: pa.Table, at: Codes, starts: Codes, kind: pa.DataType) -> list[pa.Array]:
         windows = self._aggregation.windows
         assert windows is not None
-        taken = rows.select(self._aggregation.others).take(pa.array(at)).combine_chunks()
+        taken = rows.select(self._aggregation.others).take(array_of(at)).combine_chunks()
         moments = [from_int64(each, None, kind) for each in (starts, starts + windows.size)]
         return [*moments, *(column.combine_chunks() for column in taken.columns)]
 
@@ -167,10 +167,10 @@ class AggregationRunner(GroupRunner):
         if not over.any():
             self._states.put(task, groups.key_groups, groups.keys, groups.before, groups.accumulated)
             return
-        ended, going = pa.array(over), pa.array(~over)
+        ended, going = array_of(over), array_of(~over)
         handled.append(groups.keys.filter(ended))
-        held = over & groups.before.is_valid().to_numpy(zero_copy_only=False)
-        self._states.stored.delete(task, groups.key_groups[held], groups.keys.filter(pa.array(held)))
+        held = over & valid_of(groups.before)
+        self._states.stored.delete(task, groups.key_groups[held], groups.keys.filter(array_of(held)))
         left = [column.filter(going) for column in groups.accumulated]
         self._states.put(task, groups.key_groups[~over], groups.keys.filter(going), groups.before.filter(going), left)
         if mode == "append":

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_DELETE, OP_PUT
+from dstl.column_buffers import array_of, empty_values, numpy_of, valid_of
 from dstl.errors import Invalid
 from dstl.rpc.messages import ExpiryPlace
-from dstl.state.codec.column_buffers import empty_values
 from dstl.state.codec.value_columns import ValueColumns, without_expired
 from dstl.state.descriptor import StateKind
 from dstl.state.frames.row_writer import arrow_schema_of
@@ -29,9 +29,9 @@ def change_records(
 ) -> pa.RecordBatch:
     """Return one change for each key, as a batch of ``CHANGE_SCHEMA``; a deletion's value is empty."""
     columns = [
-        pa.array(key_groups),
-        pa.array(np.full(len(keys), state, np.uint16)),
-        pa.array(ops),
+        array_of(key_groups),
+        array_of(np.full(len(keys), state, np.uint16)),
+        array_of(ops),
         keys,
         empty_values(len(keys)),
         values,
@@ -125,19 +125,19 @@ class ColumnState:
         if self._ttl_ms:
             values = ValueColumns(self.name, self._schemas, task.processing_time_ms)
         after = values.encode(columns, kept)
-        changed = ~pc.equal(before, after).fill_null(False).to_numpy(zero_copy_only=False)
+        changed = ~numpy_of(pc.equal(before, after), False)
         ops = np.full(len(keys), OP_PUT, np.uint8)
         if kept is not None and not kept.all():
-            changed = np.where(kept, changed, before.is_valid().to_numpy(zero_copy_only=False))
+            changed = np.where(kept, changed, valid_of(before))
             ops[~kept] = OP_DELETE
-            after = pc.if_else(pa.array(kept), after, b"")
+            after = pc.if_else(array_of(kept), after, b"")
         changes = change_records(self.state_id, ops, key_groups, keys, after)
         if self.place is not None and task.send_expiring is not None:
             is_new = before.is_null()
             send_parts(changes.filter(is_new), task.part_bytes, task.send_expiring)
-            changed &= ~is_new.to_numpy(zero_copy_only=False)
+            changed &= ~numpy_of(is_new)
         if not changed.all():
-            changes = changes.filter(pa.array(changed))
+            changes = changes.filter(array_of(changed))
         send_parts(changes, task.part_bytes, task.send)
 
     def delete(self, task: TaskInput, key_groups: KeyGroups, keys: pa.Array) -> None:

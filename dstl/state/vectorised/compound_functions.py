@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType, DataType, DoubleType, LongType, StructField, StructType
 
+from dstl.column_buffers import array_of, numpy_of, valid_of
 from dstl.state.codec.key_codec import refuse_unequal
 from dstl.state.frames.row_writer import arrow_schema
 from dstl.state.vectorised.aggregate_functions import Accumulator, Columns, Extreme
@@ -37,29 +38,30 @@ class Variance(Accumulator):
     def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
         """Return the accumulators with the rows added."""
         assert column is not None
-        valid = column.is_valid().to_numpy(zero_copy_only=False)
-        values, codes = column.filter(pa.array(valid)).to_numpy(zero_copy_only=False), groups.codes[valid]
+        valid = valid_of(column)
+        values, codes = numpy_of(column.filter(array_of(valid))), groups.codes[valid]
         count = np.bincount(codes, minlength=groups.count)
         with np.errstate(invalid="ignore"):
             mean = plain_sums(values, codes, groups.count) / np.maximum(count, 1)
             squares = plain_sums((values - mean[codes]) ** 2, codes, groups.count)
-        rows = [pa.array(squares), pa.array(mean), pa.array(count)]
+        rows = [array_of(squares), array_of(mean), array_of(count)]
         both = [pa.concat_arrays(pair) for pair in zip(prior, rows, strict=True)]
         return self.merge(both, Groups(np.tile(np.arange(groups.count), 2)))
 
     def merge(self, partial: Columns, groups: Groups) -> Columns:
         """Return the moments of all rows, of those of some of them."""
-        squares, means, counts = (each.fill_null(0).to_numpy(zero_copy_only=False) for each in partial)
+        squares, means, counts = (numpy_of(each, 0) for each in partial)
         codes, total = groups.codes, plain_sums(counts, groups.codes, groups.count)
         with np.errstate(invalid="ignore"):
             mean = plain_sums(means * counts, codes, groups.count) / np.maximum(total, 1)
             spread = squares + counts * (means - mean[codes]) ** 2
-        return [pa.array(plain_sums(spread, codes, groups.count)), pa.array(mean), pa.array(total.astype(np.int64))]
+        return [array_of(plain_sums(spread, codes, groups.count)), array_of(mean), array_of(total.astype(np.int64))]
 
     def finish(self, accumulated: Columns) -> pa.Array:
         """Return the results."""
         squares, _, count = accumulated
-        count = pc.if_else(pc.less(count.fill_null(0), self._fewest), None, count)
+        counts = numpy_of(count, 0)
+        count = array_of(counts, counts < self._fewest)
         found = pc.divide(squares, pc.subtract(count, self._fewest - 1).cast(pa.float64(), safe=False))
         return pc.sqrt(found) if self._root else found
 
@@ -88,12 +90,12 @@ class ExtremeBy(Accumulator):
         """Return the value and the extreme of the partial ones."""
         values, orders = partial
         (extreme,) = self._extreme.merge([orders], groups)
-        wanted = extreme.take(pa.array(groups.codes))
+        wanted = extreme.take(array_of(groups.codes))
         equal = pc.equal(orders, wanted)
         if pa.types.is_floating(orders.type):
             equal = pc.or_(equal, pc.and_(pc.is_nan(orders), pc.is_nan(wanted)))
-        found = groups.last_rows(np.flatnonzero(equal.fill_null(False).to_numpy(zero_copy_only=False)))
-        rows = pa.array(found, mask=found < 0)
+        found = groups.last_rows(np.flatnonzero(numpy_of(equal, False)))
+        rows = array_of(found, found < 0)
         return [values.take(rows), orders.take(rows)]
 
 
@@ -117,7 +119,7 @@ class Collected(Accumulator):
         """Return the accumulators with the rows added."""
         assert column is not None
         valid = column.is_valid()
-        codes = groups.codes[valid.to_numpy(zero_copy_only=False)]
+        codes = groups.codes[numpy_of(valid)]
         kept, kind = column.filter(valid), self._kind.value_type
         # Arrow casts no null struct with a NOT NULL field within a list, not even to the type that it has.
         values = [prior[0].flatten(), kept if kept.type == kind else kept.cast(kind)]
@@ -133,12 +135,12 @@ class Collected(Accumulator):
 
     def _lists(self, values: Sequence[pa.Array], owners: Codes, count: int) -> pa.Array:
         order = np.argsort(owners, kind="stable")
-        owners, whole = owners[order], pa.concat_arrays(values).take(pa.array(order))
+        owners, whole = owners[order], pa.concat_arrays(values).take(array_of(order))
         if self._once:
             first = Groups(group_codes(pa.table({"owner": owners, "value": whole}), ["owner", "value"])).first_rows()
-            owners, whole = owners[first], whole.take(pa.array(first))
+            owners, whole = owners[first], whole.take(array_of(first))
         offsets = np.concatenate(([0], np.cumsum(np.bincount(owners, minlength=count)))).astype(np.int32)
-        return pa.ListArray.from_arrays(pa.array(offsets), whole, type=self._kind)
+        return pa.ListArray.from_arrays(array_of(offsets), whole, type=self._kind)
 
 
 class CountDistinct(Collected):
@@ -151,11 +153,11 @@ class CountDistinct(Collected):
 
     def finish(self, accumulated: Columns) -> pa.Array:
         """Return the results."""
-        return pa.array(_lengths(accumulated[0]))
+        return array_of(_lengths(accumulated[0]))
 
 
 def _lengths(lists: pa.Array) -> npt.NDArray[np.int64]:
-    found: npt.NDArray[np.int64] = pc.list_value_length(lists).fill_null(0).to_numpy().astype(np.int64)
+    found: npt.NDArray[np.int64] = numpy_of(pc.list_value_length(lists), 0).astype(np.int64)
     return found
 
 

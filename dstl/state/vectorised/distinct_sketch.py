@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, DataType, LongType, StructField, StructType
 
+from dstl.column_buffers import array_of, binary_of, content_of, filled
 from dstl.errors import Invalid
-from dstl.state.codec.column_buffers import binary_of, content_of
 from dstl.state.codec.field_codec import INTEGERS
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.vectorised.aggregate_functions import Accumulator, Columns, without_nulls
@@ -62,7 +62,7 @@ class ApproxCountDistinct(Accumulator):
         # Each distinct value is hashed once.
         values = group_codes(pa.table({"value": column}), ["value"])
         first = Groups(values).first_rows()
-        hashes = hash_values(self._codec().encode_array([column.take(pa.array(first))], len(first)))[values]
+        hashes = hash_values(self._codec().encode_array([column.take(array_of(first))], len(first)))[values]
         registers = (hashes >> _U64(64 - self._bits)).astype(np.int64)
         rest = hashes << _U64(self._bits) | _U64(1 << (self._bits - 1))
         ranks = 64 - _bit_length(rest) + 1
@@ -93,7 +93,7 @@ class ApproxCountDistinct(Accumulator):
         ranks = entries & ((1 << _RANK_BITS) - 1)
         histogram = np.bincount(owners * (most + 1) + ranks, minlength=count * (most + 1)).reshape(count, most + 1)
         histogram[:, 0] = (1 << self._bits) - histogram[:, 1:].sum(axis=1)
-        return pa.array(np.rint(_estimates(histogram, self._bits)).astype(np.int64))
+        return array_of(np.rint(_estimates(histogram, self._bits)).astype(np.int64))
 
     def _codec(self) -> KeyCodec:
         # Made anew in each task: a codec cannot be pickled.
@@ -101,7 +101,7 @@ class ApproxCountDistinct(Accumulator):
 
     def _entries(self, sketches: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return all entries of all sketches, and whose each is."""
-        sketches = sketches.fill_null(b"")
+        sketches = filled(sketches, b"")
         data, offsets = content_of(sketches)
         entries = data[int(offsets[0]) : int(offsets[-1])].copy().view(self._entry).astype(np.int64)
         return entries, np.repeat(np.arange(len(sketches)), np.diff(offsets) // self._entry.itemsize)

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructField, StructType, TimestampType
 
+from dstl.column_buffers import array_of, from_int64, numpy_of, to_int64, valid_of
 from dstl.errors import named
 from dstl.rpc.messages import ExpiryPlace
-from dstl.state.codec.column_buffers import from_int64, to_int64
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.frames.row_writer import arrow_schema_of
 from dstl.state.registry import StateRegistry
@@ -104,7 +104,7 @@ class DuplicatesRunner:
             return
         until = task.watermark_ms * 1000
         for due in task.source.fetch_due(state.state_id, task.key_groups, state.place, until, with_values=False):
-            state.delete(task, np.asarray(due.column("key_group")), due.column("key"))
+            state.delete(task, numpy_of(due.column("key_group")), due.column("key"))
 
     def _on_time(self, rows: pa.Table, task: TaskInput) -> pa.Table:
         time = self._deduplication.time
@@ -115,12 +115,12 @@ class DuplicatesRunner:
         if pa.types.is_struct(column.type):
             column, ends = pc.struct_field(column, "start"), pc.struct_field(column, "end")
         self.max_event_time_ms = latest_ms(pa.table({"time": column}), "time")
-        late = pc.fill_null(pc.less_equal(ends.cast(pa.int64()), late_after(task)), False)
-        count = pc.sum(late).as_py()
+        late = is_over(ends, late_after(task))
+        count = np.count_nonzero(late)
         if not count:
             return rows
         self.late_rows += int(count)
-        return rows.filter(pc.invert(late)).combine_chunks()
+        return rows.filter(array_of(~late)).combine_chunks()
 
     def _first_rows(self, rows: pa.Table, task: TaskInput) -> Iterator[pa.RecordBatch]:
         columns = [self._column(rows, *each) for each in self._deduplication.columns]
@@ -128,21 +128,21 @@ class DuplicatesRunner:
         groups = Groups(group_codes(table, table.column_names))
         order, key_groups = by_key_group(rows, groups.first_rows())
         first = groups.first_rows()[order]
-        at = pa.array(first)
+        at = array_of(first)
         columns = self._keys.canonical([column.take(at) for column in columns])
         keys = self._keys.encode_array(columns, len(first))
         before = self._state.fetch(task, key_groups, keys)
-        is_new = before.is_null().to_numpy(zero_copy_only=False)
+        is_new = ~valid_of(before)
         expiries = self._expiries(rows, at, columns)
         kept = is_new
         if expiries is not None:
             kept = is_new & ~is_over(expiries, task.watermark_ms * 1000)
-        put = pa.array(kept)
+        put = array_of(kept)
         held = _no_columns(int(np.count_nonzero(kept)))
         if self._within is not None and expiries is not None:
             held = pa.RecordBatch.from_arrays([expiries.filter(put)], schema=self._state.schema)
         self._state.put(task, key_groups[kept], keys.filter(put), before.filter(put), held)
-        passing = rows.select(self._output.names).take(pa.array(np.sort(first[is_new]))).combine_chunks()
+        passing = rows.select(self._output.names).take(array_of(np.sort(first[is_new]))).combine_chunks()
         for batch in passing.to_batches():
             yield pa.RecordBatch.from_arrays(batch.columns, schema=self._output)
 
@@ -164,4 +164,4 @@ class DuplicatesRunner:
 
 
 def _no_columns(count: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
+    return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), count, [None]))

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dstl.column_buffers import array_of, numpy_of, to_int64, valid_of
 from dstl.errors import Invalid, clip, named
-from dstl.state.codec.column_buffers import to_int64
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.aggregation import LATE, AggregateStates, Aggregation, gathered, latest_ms
@@ -100,14 +100,14 @@ class GroupRunner(ABC):
     def _set_aside(self, rows: pa.Table, late: npt.NDArray[np.bool_]) -> None:
         """Keep late rows for the output, where they are part of it."""
         if self._aggregation.has_late:
-            self._late.append(rows.column(LATE).filter(pa.array(late)))
+            self._late.append(rows.column(LATE).filter(array_of(late)))
 
     def _without(self, rows: pa.Table, groups: Groups, kept: npt.NDArray[np.bool_]) -> tuple[pa.Table, Groups, Codes]:
         """Return the rows of the groups that are kept, those groups, and their first rows."""
         among = kept[groups.codes]
         left = Groups((np.cumsum(kept) - 1)[groups.codes[among]])
         self._set_aside(rows, ~among)
-        return rows.filter(pa.array(among)).combine_chunks(), left, left.first_rows()
+        return rows.filter(array_of(among)).combine_chunks(), left, left.first_rows()
 
     def _evicted(self, task: TaskInput, handled: list[pa.Array]) -> Iterator[pa.RecordBatch]:
         """End the groups that the watermark has passed and that had no row; in append mode, yield them."""
@@ -121,7 +121,7 @@ class GroupRunner(ABC):
             due = without_handled(due, handled)
             if not due.num_rows:
                 continue
-            keys, key_groups = due.column("key"), np.asarray(due.column("key_group"))
+            keys, key_groups = due.column("key"), numpy_of(due.column("key_group"))
             states.stored.delete(task, key_groups, keys)
             if append:
                 yield self._ended(task, key_groups, states.keys.decode_array(keys), due.column("value"))
@@ -144,7 +144,7 @@ def is_over(moments: pa.Array, watermark_us: int) -> npt.NDArray[np.bool_]:
     """Return which moments the watermark has reached; a null never."""
     over: npt.NDArray[np.bool_] = to_int64(moments) <= watermark_us
     if moments.null_count:
-        over &= moments.is_valid().to_numpy(zero_copy_only=False)
+        over &= valid_of(moments)
     return over
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dstl.column_buffers import array_of, numpy_of
 from dstl.errors import Invalid
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 
@@ -69,7 +70,7 @@ def with_steps(codes: Codes, moments: npt.NDArray[np.int64], step: int) -> Codes
     lowest = int(moments.min())
     if (int(moments.max()) - lowest) // step < (1 << 62) // (int(codes.max()) + 1):
         return _paired(codes, (moments - lowest) // step)
-    return _paired(codes, _encoded(pa.array(moments)))
+    return _paired(codes, _encoded(array_of(moments)))
 
 
 class Groups:
@@ -117,7 +118,7 @@ class Groups:
 
 def by_key_group(rows: pa.Table, positions: Codes) -> tuple[Codes, npt.NDArray[np.uint16]]:
     """Return the order of some rows by their key groups, and those in that order."""
-    key_groups = np.asarray(rows.column(KEY_GROUP_COLUMN).combine_chunks())[positions].astype(np.uint16)
+    key_groups = numpy_of(rows.column(KEY_GROUP_COLUMN).combine_chunks())[positions].astype(np.uint16)
     order = np.argsort(key_groups, kind="stable")
     return order, key_groups[order]
 
@@ -142,7 +143,7 @@ def parts_of_whole_keys(rows: pa.Table, codes: Codes, part_rows: int) -> Iterato
     cuts = [0, *(np.flatnonzero(parts[1:] != parts[:-1]) + 1).tolist(), len(ends)]
     for start, stop in pairwise(cuts):
         picked = np.sort(order[ends[start - 1] if start else 0 : ends[stop - 1]])
-        yield rows.take(pa.array(picked)).combine_chunks(), codes[picked] - start
+        yield rows.take(array_of(picked)).combine_chunks(), codes[picked] - start
 
 
 def _column_codes(column: pa.ChunkedArray | pa.Array) -> Codes:
@@ -179,10 +180,10 @@ def _encoded(column: pa.ChunkedArray | pa.Array) -> Codes:
     whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(whole, pa.ChunkedArray):  # above 2 GiB of text
         whole = whole.dictionary_encode(null_encoding="encode").unify_dictionaries()
-        return np.concatenate([np.asarray(chunk.indices) for chunk in whole.chunks]).astype(np.int64)
-    return np.asarray(whole.dictionary_encode(null_encoding="encode").indices).astype(np.int64)
+        return np.concatenate([numpy_of(chunk.indices) for chunk in whole.chunks]).astype(np.int64)
+    return numpy_of(whole.dictionary_encode(null_encoding="encode").indices).astype(np.int64)
 
 
 def _paired(first: Codes, second: Codes) -> Codes:
     # Re-encoding after each column keeps the product of two cardinalities far below 2**63.
-    return _encoded(pa.array(first * (int(second.max(initial=0)) + 1) + second))
+    return _encoded(array_of(first * (int(second.max(initial=0)) + 1) + second))

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from dstl.column_buffers import array_of, numpy_of
 from dstl.errors import Invalid, clip, named
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.frames.row_writer import arrow_schema_of
@@ -104,7 +105,7 @@ class MapStatesRunner:
         first = groups.first_rows()
         order, key_groups = by_key_group(rows, first)
         groups, first = groups.reordered(order), first[order]
-        found = rows.select(self._keys.names).take(pa.array(first)).combine_chunks()
+        found = rows.select(self._keys.names).take(array_of(first)).combine_chunks()
         keys = pa.table(self._keys.canonical(found.columns), names=found.column_names)
         start = 0
         for part, codes in parts_of_whole_keys(rows.select(self._input_names), groups.codes, task.call_rows):
@@ -125,7 +126,7 @@ class MapStatesRunner:
         encoded = self._keys.encode_array(keys.columns, keys.num_rows)
         before = self._state.fetch(task, key_groups, encoded)
         states = pa.Table.from_batches([self._state.decode(before)]).append_column(EXISTS_COLUMN, before.is_valid())
-        given = rows.append_column(GROUP_COLUMN, pa.array(codes))
+        given = rows.append_column(GROUP_COLUMN, array_of(codes))
         try:
             found = self._function(given, pa.Table.from_batches([keys]), states)
         except Exception as error:
@@ -157,7 +158,7 @@ def _checked(found: Any) -> tuple[pa.RecordBatch | None, npt.NDArray[np.bool_] |
     kept = new.column(position)
     if not pa.types.is_boolean(kept.type):
         raise Invalid(f"column {EXISTS_COLUMN} of the new states is {kept.type}")
-    return new, kept.fill_null(True).to_numpy(zero_copy_only=False), output
+    return new, numpy_of(kept, True), output
 
 
 def _batch(found: Any, what: str) -> pa.RecordBatch | None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from dstl.state.codec.column_buffers import binary_of, content_of, from_int64, to_int64
+from dstl.column_buffers import array_of, binary_of, content_of, filled, from_int64, numpy_of, to_int64
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.aggregation import AggregateStates
@@ -71,7 +71,7 @@ class SessionRunner(GroupRunner):
         heads = by_key.first_rows()
         order, key_groups = by_key_group(rows, heads)
         by_key, heads = by_key.reordered(order), heads[order]
-        others = rows.select(aggregation.others).take(pa.array(heads)).combine_chunks()
+        others = rows.select(aggregation.others).take(array_of(heads)).combine_chunks()
         others = states.keys.canonical([column.combine_chunks() for column in others.columns])
         names, stored, open_before = self._bounds.fetch(task, key_groups, others, moment)
         prior = len(open_before.keys)
@@ -103,13 +103,13 @@ class SessionRunner(GroupRunner):
         position = np.empty(len(sorted_), np.int64)
         position[wanted] = np.arange(len(read))
         position[is_new] = len(read) + sorted_[is_new] - prior
-        at = pa.array(position[taken])
+        at = array_of(position[taken])
         spread = [
             pa.concat_arrays([one, two]).take(at) for one, two in zip(states.decode(before), partial, strict=True)
         ]
         merged = states.merge(spread, Groups(number[of_piece[taken]]))
         left = ~over[chosen]
-        going = [each.filter(pa.array(left)) for each in merged]
+        going = [each.filter(array_of(left)) for each in merged]
         self._send(task, sessions, chosen[left], (read_groups, read_keys, before), going, (others, key_groups))
         self._bounds.put(task, names, key_groups, stored, _kept(sessions, ~over))
         done = over[chosen] if aggregation.mode == "append" else np.ones(len(chosen), np.bool_)
@@ -118,7 +118,7 @@ class SessionRunner(GroupRunner):
             handled.append(states.keys.encode_array(self._columns(sessions, shown, others, moment), len(shown)))
         if len(shown):
             yield states.output(
-                self._columns(sessions, shown, others, moment), [each.filter(pa.array(done)) for each in merged]
+                self._columns(sessions, shown, others, moment), [each.filter(array_of(done)) for each in merged]
             )
 
     def _send(
@@ -140,13 +140,13 @@ class SessionRunner(GroupRunner):
         # A stored session that has not grown is put again, under the same key.
         place = pc.index_in(keys, value_set=read_keys) if len(read_keys) else pa.nulls(len(keys), pa.int32())
         gone = np.ones(len(read_keys), np.bool_)
-        gone[place.drop_null().to_numpy()] = False
-        states.stored.delete(task, read_groups[gone], read_keys.filter(pa.array(gone)))
+        gone[numpy_of(place.drop_null())] = False
+        states.stored.delete(task, read_groups[gone], read_keys.filter(array_of(gone)))
         states.put(task, groups, keys, before.take(place), accumulated)
 
     def _columns(self, windows: Windows, ids: Codes, others: list[pa.Array], moment: pa.DataType) -> list[pa.Array]:
         """Return the key's columns of some windows."""
-        owners = pa.array(windows.keys[ids])
+        owners = array_of(windows.keys[ids])
         bounds = [from_int64(each[ids], None, moment) for each in (windows.starts, windows.ends)]
         return [*bounds, *(column.take(owners) for column in others)]
 
@@ -189,12 +189,12 @@ class _OpenSessions:
         table = pa.table([*columns[2:]], names=[f"c{i}" for i in range(len(columns) - 2)])
         groups = Groups(group_codes(table, table.column_names))
         first = groups.first_rows()
-        others = [column.take(pa.array(first)) for column in columns[2:]]
+        others = [column.take(array_of(first)) for column in columns[2:]]
         names, stored, sessions = self.fetch(task, key_groups[first], others, columns[0].type)
         self.put(task, names, key_groups[first], stored, _kept(sessions, sessions.ends > until))
 
     def _decoded(self, stored: pa.Array) -> Windows:
-        blobs = self._state.decode(stored).column(0).fill_null(b"")
+        blobs = filled(self._state.decode(stored).column(0), b"")
         data, offsets = content_of(blobs)
         bounds = np.ascontiguousarray(data[int(offsets[0]) : int(offsets[-1])]).view("<i8").reshape(-1, 2)
         owners = np.repeat(np.arange(len(blobs)), np.diff(offsets) // 16)

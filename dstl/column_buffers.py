@@ -1,4 +1,8 @@
-"""Arrow columns and numpy arrays over the same buffers: binary values, and numbers of 64 bits."""
+"""Arrow columns and numpy arrays over the same buffers: numbers, truth values, and binary values.
+
+Arrow's own ways between the two (``pa.array``, ``pa.scalar``, ``to_numpy``, ``fill_null``) import pandas when they are
+first called, where it is installed: that takes longer than all else that a worker imports.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,53 @@ Nulls = npt.NDArray[np.bool_] | None
 """True where a column is null; None for nowhere."""
 
 _MAX_BYTES = (1 << 31) - 1  # what 32-bit offsets reach
+
+
+def array_of(values: npt.NDArray[Any], nulls: Nulls = None) -> pa.Array:
+    """Return numbers, not copied, or truth values as a column; the inverse of :func:`numpy_of`."""
+    data = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else np.ascontiguousarray(values)
+    validity = None if nulls is None else pa.py_buffer(np.packbits(~nulls, bitorder="little"))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [validity, pa.py_buffer(data)])
+
+
+def numpy_of(column: pa.Array, null: Any = None) -> npt.NDArray[Any]:
+    """Return a column of numbers, not copied, or of truth values as an array.
+
+    Args:
+        column: The column.
+        null: What stands for its nulls; None where it has none, or what stands there does not matter.
+    """
+    count, offset, data = len(column), column.offset, column.buffers()[1]
+    dtype = np.dtype(column.type.to_pandas_dtype())
+    if data is None:
+        found = np.zeros(count, dtype)
+    elif dtype == np.bool_:
+        found = _bits(data, offset, count)
+    else:
+        found = np.frombuffer(data, dtype, count, offset * dtype.itemsize)
+    if null is None or not column.null_count:
+        return found
+    return np.where(valid_of(column), found, dtype.type(null))
+
+
+def valid_of(column: pa.Array) -> npt.NDArray[np.bool_]:
+    """Return which values of a column are not null."""
+    if not column.null_count:
+        return np.ones(len(column), np.bool_)
+    validity = column.buffers()[0]
+    return np.zeros(len(column), np.bool_) if validity is None else _bits(validity, column.offset, len(column))
+
+
+def filled(column: pa.Array, null: Any) -> pa.Array:
+    """Return a column with another value in place of its nulls."""
+    return column.fill_null(null) if column.null_count else column
+
+
+def _bits(data: pa.Buffer, offset: int, count: int) -> npt.NDArray[np.bool_]:
+    first = offset // 8
+    packed = np.frombuffer(data, np.uint8, -(-(offset + count) // 8) - first, first)
+    found = np.unpackbits(packed, count=offset % 8 + count, bitorder="little")
+    return found[offset % 8 :].view(np.bool_)
 
 
 def binary_of(data: npt.NDArray[Any], lengths: npt.NDArray[np.integer]) -> pa.Array:
@@ -68,9 +119,8 @@ def piece_of(values: pa.Array, ends: npt.NDArray[np.int64], piece: int) -> pa.Ar
     offsets = np.empty(ends.size + 1, np.int32)
     offsets[0], offsets[1:] = content_of(values)[1][0], ends.reshape(-1)
     buffers = [None, pa.py_buffer(offsets), values.buffers()[2]]
-    return pa.Array.from_buffers(pa.binary(), ends.size, buffers).take(
-        pa.array(np.arange(piece, ends.size, ends.shape[1]))
-    )
+    pieces = np.arange(piece, ends.size, ends.shape[1])
+    return pa.Array.from_buffers(pa.binary(), ends.size, buffers).take(array_of(pieces))
 
 
 def to_int64(column: pa.Array) -> npt.NDArray[np.int64]:
@@ -84,8 +134,7 @@ def to_int64(column: pa.Array) -> npt.NDArray[np.int64]:
         column = column.view(pa.int64())
     elif pa.types.is_date32(kind):
         column = column.view(pa.int32())
-    numbers: npt.NDArray[np.int64] = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-    return numbers
+    return numpy_of(column.cast(pa.int64()), 0)
 
 
 def from_int64(numbers: npt.NDArray[np.int64], nulls: Nulls, arrow_type: pa.DataType) -> pa.Array:
@@ -99,7 +148,7 @@ def from_int64(numbers: npt.NDArray[np.int64], nulls: Nulls, arrow_type: pa.Data
     Raises:
         ValueError: A number does not fit the type.
     """
-    column = pa.array(numbers, mask=nulls)
+    column = array_of(numbers, nulls)
     if pa.types.is_timestamp(arrow_type) or pa.types.is_duration(arrow_type):
         return column.view(arrow_type)
     if pa.types.is_time64(arrow_type):
