@@ -22,6 +22,11 @@ _OF_THE_JVM = re.compile(
     r"(?:terminated with exception: |java\.io\.IOException: )(?P<kind>dstl\.errors\.\w+): (?P<message>.*)", re.DOTALL
 )
 """What a file of ``dstl://`` was refused for, in the words of the JVM that was refused."""
+_IN_A_TASK = re.compile(
+    r"\nCaused by: java\.io\.IOException: (?P<kind>dstl\.errors\.\w+): (?P<message>(?:(?!\n\tat ).)*)\n\tat dstl\.fs\.",
+    re.DOTALL,
+)
+"""The same of a task's, in the stack that the JVM prints of it."""
 _END = re.compile(r"\s*(?:\n SQLSTATE: |\n=== Streaming Query ===|\n\nJVM stacktrace:|\n\tat |\n\nDriver stacktrace:)")
 """Where Spark's own text goes on behind a traceback."""
 
@@ -54,7 +59,7 @@ def reason(error: BaseException) -> str:
 
 
 def _in_text(text: str) -> DstlError | None:
-    end = _END.search(text, max(0, text.find(_TRACEBACK)))
+    whole, end = text, _END.search(text, max(0, text.find(_TRACEBACK)))
     text = (text[: end.start()] if end else text).rstrip()
     kinds = _kinds()
     at = text.find(_TRACEBACK)
@@ -73,8 +78,8 @@ def _in_text(text: str) -> DstlError | None:
                 return found
         # What is quoted in a message of Spark's counts, and what is quoted in one of ours does not.
         at = chained.end() if chained and kind else text.find(_TRACEBACK, raised)
-    told = _OF_THE_JVM.search(text) if _TRACEBACK not in text else None
-    if told is not None and told["kind"] in kinds:
+    told = (_OF_THE_JVM.search(text) if _TRACEBACK not in text else None) or _IN_A_TASK.search(whole)
+    if found is None and told is not None and told["kind"] in kinds:
         return kinds[told["kind"]](told["message"])
     return found
 

@@ -124,6 +124,31 @@ def test_what_a_commit_was_refused_for_is_read_from_the_jvm_s_words() -> None:
     assert cause(RuntimeError("RuntimeError: dstl.errors.Invalid: quoted")) is None
 
 
+IN_A_TASK = """org.apache.spark.SparkException: [CANNOT_WRITE_STATE_STORE.CANNOT_COMMIT] Error. SQLSTATE: 58030
+\tat org.apache.spark.sql.errors.QueryExecutionErrors$.failedToCommitStateFileError(QueryExecutionErrors.scala:2186)
+\tat org.apache.spark.scheduler.Task.run(Task.scala:147)
+Caused by: java.io.IOException: dstl.errors.Unavailable: /state/_dstl did not take record 29 in 20 attempts: disk full
+\tat dstl.fs.Connection.raised(Connection.java:198)
+\t... 30 more
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[STREAM_FAILED] terminated with exception: Job aborted due to stage failure: Lost task 1.0: {IN_A_TASK}",
+        "[FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred. Return Message: Traceback (most recent call last):\n"
+        '  File "job.py", line 16, in each\n    batch.collect()\n'
+        f"py4j.protocol.Py4JJavaError: An error occurred while calling o205.collectToPython.\n: {IN_A_TASK}",
+    ],
+)
+def test_what_a_task_s_file_was_refused_for_is_found_in_the_jvm_s_stack(text: str) -> None:
+    found = cause(RuntimeError(text + BEHIND))
+    assert type(found) is Unavailable
+    assert str(found) == "/state/_dstl did not take record 29 in 20 attempts: disk full"
+    assert cause(RuntimeError(text.replace("\tat dstl.fs.", "\tat user."))) is None
+
+
 def test_an_error_that_is_at_hand_is_returned_itself() -> None:
     error = MissingState("gone")
     assert cause(error) is error
