@@ -96,7 +96,7 @@ class CommittedRuns:
                 "have to be one record. Start it with\n"
                 '    .option("checkpointLocation", backend.checkpoint_location)\n'
                 "A query that has such a directory goes on from there, once it is copied to _spark in the backend's "
-                "location"
+                "location. All operators of a query are of one StateBackend"
             )
         if task.run_id != self._latest:
             raise Fenced(f"run {task.run_id} of query {task.query_id} is over: run {self._latest} has replaced it")

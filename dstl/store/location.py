@@ -173,6 +173,11 @@ def _unknown(scheme: str) -> Invalid:
     """Return the error for a scheme; nothing else of the location is shown, for it may hold a secret."""
     if len(scheme) == 1:
         return Invalid(f"not a location: {scheme}: looks like a drive of Windows, which has no store here; {_FORMS}")
+    if scheme == "dstl":
+        return Invalid(
+            f"dstl:// is Spark's checkpoint directory, which dstl files and dstl gc take; of a StateBackend, {_FORMS}: "
+            "the location that its _spark is in"
+        )
     return Invalid(
         f"no store for {scheme}: locations; {_FORMS}. Another service that speaks S3 is s3:// with "
         f"S3Options(endpoint_url=...); a directory whose name begins so is ./{scheme}:..."

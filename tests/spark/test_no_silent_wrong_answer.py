@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from home import Home
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from dstl.checkpoint.report import RestoreReport
-from dstl.errors import Invalid, UserCodeError
+from dstl.errors import Closed, Invalid, UserCodeError
 from dstl.spark import StateBackend, cause
 from dstl.spark.application import environment
 
@@ -72,6 +73,20 @@ def test_operators_without_names_are_warned_about_once(home: Home, caplog: pytes
         backend.groupBy(df, "page").agg(F.count("*").alias("n"), name="pages")
         backend.groupBy(df, "user").agg(F.count("*").alias("n"), name="users")
     assert not warnings_of(caplog, "without name=")
+
+
+def test_a_query_of_a_backend_that_was_closed_is_told_of_it(home: Home) -> None:
+    """Often the query starts within ``with StateBackend(...)``, and is awaited behind it."""
+    source = home.stream(SCHEMA)
+    source.add(rows_of(0))
+    with home.backend(parallelism=1) as backend:
+        df = backend.groupBy(source.read(), "page").agg(F.count("*").alias("n"), name="pages")
+        writer = source.writer(df.select("n"), backend)
+    with pytest.raises(Py4JJavaError) as raised:
+        writer.start()
+    error = cause(raised.value)
+    assert isinstance(error, Closed)
+    assert "close() it behind the end of its query; define a query anew with a new one" in str(error)
 
 
 def saved_job(spark: SparkSession, source: Any, location: Path) -> str:

@@ -84,6 +84,11 @@ def test_a_scheme_without_a_store_never_becomes_a_directory_of_that_name(locatio
             open_store(given)
 
 
+def test_a_checkpoint_directory_is_not_taken_for_a_location() -> None:
+    with pytest.raises(Invalid, match=r"dstl:// is Spark.s checkpoint directory, .* that its _spark is in"):
+        open_store("dstl:///state/_spark")
+
+
 @pytest.mark.parametrize("location", ["C:\\state", "c:/state", "/fine,D:/state"])
 def test_a_drive_of_windows_is_named_as_one(location: str) -> None:
     with pytest.raises(Invalid, match="drive of Windows"):

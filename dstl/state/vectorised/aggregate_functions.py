@@ -383,5 +383,8 @@ def _plus(prior: pa.Array, partial: pa.Array) -> pa.Array:
         else:
             both = pc.add_checked(prior, partial)
     except pa.ArrowInvalid as error:
-        raise Invalid(f"a sum does not fit {prior.type}: {error}") from None
+        raise Invalid(
+            f"a sum does not fit {prior.type}, with spark.sql.ansi.enabled=false too: add up a wider type "
+            f"(cast to decimal(38, 0) or double, say) under another name: {error}"
+        ) from None
     return pc.coalesce(both, prior, partial) if both.null_count else both

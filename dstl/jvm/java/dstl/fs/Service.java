@@ -112,7 +112,12 @@ public final class Service {
       throws IOException {
     ConnectionPool owned = path == null ? null : OwnedRoots.of(path);
     if (owned != null) {
-      return owned.call(name, fields, content);
+      try {
+        return owned.call(name, fields, content);
+      } catch (Connection.Ended error) {
+        throw new IOException("dstl.errors.Closed: the StateBackend of " + path + " does not answer: close() it behind"
+            + " the end of its query; define a query anew with a new one (" + error.getMessage() + ")", error);
+      }
     }
     ConnectionPool known = located(null);
     check(known, fields);
