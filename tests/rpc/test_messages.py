@@ -192,7 +192,7 @@ def test_a_payload_is_not_packed() -> None:
 
 
 def test_every_call_has_a_name_a_role_a_reply_and_one_handler() -> None:
-    assert len({kind.name for kind in CALLS}) == len(CALLS) == 24
+    assert len({kind.name for kind in CALLS}) == len(CALLS) == 23
     for kind in CALLS:
         assert kind.role is not None, kind
         assert reply_of(kind) in REPLIES
