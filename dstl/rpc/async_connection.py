@@ -115,7 +115,8 @@ class AsyncConnection:
                     raise ConnectionResetError("it was closed before")
                 frame = await self._framing.encode_async(*encode_call(message))
                 self._writer.writelines(frame)
-                await self._step(self._writer.drain)
+                if self._writer.transport.get_write_buffer_size():
+                    await self._step(self._writer.drain)
             except BaseException as error:
                 if frame is None and isinstance(error, Invalid):
                     raise  # nothing was sent, and nothing will come

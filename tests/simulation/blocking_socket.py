@@ -1,4 +1,4 @@
-"""A socket of a simulated worker: blocking code sends and receives, and its thread stands still while nothing has come.
+"""A socket of a simulated worker: blocking code sends and receives, and its stack stands still while nothing has come.
 
 What has come waits in a pair of real sockets, so that the product can poll it.
 """
@@ -21,7 +21,7 @@ class BlockingSocket(asyncio.Protocol):
     Args:
         network: Where it connects.
         port: To which port.
-        wait: Runs a coroutine on the loop while the calling thread stands still.
+        wait: Runs a coroutine on the loop while the calling stack stands still.
 
     Raises:
         ConnectionRefusedError: Nobody listens there.

@@ -140,7 +140,7 @@ class DriverActor:
             await definition.announce_to(self.service)
         self.fleet.start(self.service, options.task_manager, options.task_managers or 0)
         try:
-            await world.threads.run(partial(run_program, self, world, runtime.clock))
+            await world.stacks.run(partial(run_program, self, world, runtime.clock))
             await directory.settle()
             await self.service.bases.finish()
         finally:

@@ -131,7 +131,7 @@ def run_seed(
                     return loop.run_until_complete(_live(world, target_batches, starts))
             finally:
                 loop.run_until_complete(dispose(world))
-                world.threads.close()
+                world.stacks.close()
                 world.disk.remove()
                 world.memory.remove()
         finally:
@@ -323,7 +323,7 @@ async def dispose(world: World | FileWorld) -> None:
         store.closed = True
     world.network.close()
     if isinstance(world, World):
-        world.threads.end()
+        world.stacks.end()
     for process in world.processes:
         process.revive()
     own = asyncio.current_task()

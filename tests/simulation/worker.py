@@ -67,7 +67,7 @@ class Worker:
     async def execute(self, spec: TaskSpec, done: Callable[[BaseException | None], None]) -> None:
         """Run an attempt and tell the driver how it ended."""
         try:
-            await self._world.threads.run(partial(self._run, spec))
+            await self._world.stacks.run(partial(self._run, spec))
         except Exception as error:
             self._world.check.task_error(spec, error)
             done(error)

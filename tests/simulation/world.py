@@ -1,4 +1,4 @@
-"""One simulated world: a store, a network, processes, blocking threads and an auditor; all follows from the seed."""
+"""One simulated world: a store, a network, processes, what blocks and an auditor; all follows from the seed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from dstl.runtime import Runtime
 from tests.simulation.audit import Auditor
-from tests.simulation.blocking import BlockingThreads
+from tests.simulation.blocking import BlockingStacks
 from tests.simulation.faults import FaultKind, FaultPlan, Strike
 from tests.simulation.host_memory import HostMemory, draw_memory
 from tests.simulation.local_disk import SimulatedDisk, draw_disk, uses_disk
@@ -65,7 +65,7 @@ class World(Stage):
         store: All objects.
         disk: The local disk of the TaskManagers' host.
         memory: Its memory.
-        threads: Run blocking code.
+        stacks: Run blocking code.
         processes: All processes that there have been.
     """
 
@@ -97,7 +97,7 @@ class World(Stage):
             if self.rng("damaged-bases").random() < _DAMAGED:
                 self.plan.nemesis = (*self.plan.nemesis, FaultKind.DAMAGED_BASE)
         self.memory = HostMemory(loop, self.plan, self.rng("memory-of"), self.count, self.trace)
-        self.threads = BlockingThreads()
+        self.stacks = BlockingStacks()
         self.processes: list[Process] = []
         self._clocks: list[_Clock] = []
         threads = self.rng("threads")
