@@ -272,10 +272,11 @@ class RpcServer:
 
     def _beat(self) -> None:
         """Tell every caller whose call is under way that it is; by one timer, for most calls take far less time."""
+        # First, so that one connection which cannot be written to takes no sign of life from the others for good.
+        self._beats = asyncio.get_running_loop().call_later(BEAT_S, self._beat) if self._busy else None
         for writer, framing in self._busy.items():
             if not writer.is_closing():
                 writer.writelines(framing.encode({BEAT: True}))
-        self._beats = asyncio.get_running_loop().call_later(BEAT_S, self._beat) if self._busy else None
 
     async def _answer(
         self, peer: Peer, name: object, header: dict[str, Any], payload: memoryview

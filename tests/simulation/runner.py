@@ -130,10 +130,12 @@ def run_seed(
                 with _small_thresholds(world), remembering():
                     return loop.run_until_complete(_live(world, target_batches, starts))
             finally:
-                loop.run_until_complete(dispose(world))
-                world.stacks.close()
-                world.disk.remove()
-                world.memory.remove()
+                try:
+                    loop.run_until_complete(dispose(world))
+                    world.stacks.close()
+                finally:
+                    world.disk.remove()
+                    world.memory.remove()
         finally:
             asyncio.set_event_loop(None)
             loop.close()
