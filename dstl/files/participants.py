@@ -62,7 +62,8 @@ class Participants:
         gone = sorted(each for each in self._taken - self._hosts.keys() if not self.run.outlives(each))
         if gone:
             raise TaskManagerLost(f"the file service {gone[0]} is gone with files of {barrier}: restart the query")
-        self._asked = {each: self._hosts[each] for each in self._taken if each in self._hosts}
+        # In one order, whatever the hash of a name: a simulated world goes the same way each time.
+        self._asked = {each: self._hosts[each] for each in sorted(self._taken) if each in self._hosts}
 
     @property
     def has_hosts(self) -> bool:
@@ -90,7 +91,7 @@ class Participants:
         for member, parts_of_host in zip(self._asked, told[1:], strict=True):
             if any(part.has_more for part in parts_of_host):
                 self.run.keep_hosts([(member, self._of)])
-        stored = [self.run.stored_by(member) for member in self._taken - self._asked.keys()]
+        stored = [self.run.stored_by(member) for member in sorted(self._taken - self._asked.keys())]
         return [part for each in (*told, *stored) for part in each]
 
     async def complete(self, located: Mapping[str, SegmentHandle], barrier: str) -> None:

@@ -93,19 +93,21 @@ class _Run:
             await asyncio.sleep(self._rng.choice((0.0, 0.02, 0.2)) if is_quick else self._rng.uniform(0.5, 5.0))
 
     async def _look_for_its_id(self) -> None:
-        """Read the query's id, or write one, as Spark does before it has a run."""
-        known = self._outside.query_id
+        """Read the query's id, or write one, as Spark does before it has a run.
+
+        A driver that hangs finds its own: it is fenced when the run reads what it must not see.
+        """
         if await self._jvm.is_there(METADATA, ""):
-            found = await self._jvm.read(METADATA, "")
-            if known and found != known:
-                self._violate(f"the query's id is {found!r}, and was {known!r}")
+            self._id = await self._jvm.read(METADATA, "")
         else:
-            # A look may be an old one: whoever leads knows better.
-            found = b'{"id":"%x"}' % self._rng.getrandbits(60)
-            await self._jvm.put(METADATA, "", -1, found, overwrite=False)
-            if known:
-                self._violate(f"the query's id was {known!r}, and is another now")
-        self._id = found
+            self._id = b'{"id":"%x"}' % self._rng.getrandbits(60)
+            await self._jvm.put(METADATA, "", -1, self._id, overwrite=False)
+
+    def _check_its_id(self) -> None:
+        """A sink knows a query's batches again by its id; so does whoever reads its commits."""
+        known = self._outside.query_id
+        if known and self._id != known:
+            self._violate(f"the query's id is {self._id!r}, and was {known!r}")
 
     async def _batch(self, batch: int, *, is_new: bool) -> None:
         outside, run = self._outside, self._run
@@ -116,6 +118,8 @@ class _Run:
         rows = await self._jvm.read(f"offsets/{batch}", run)
         tasks = [self._partition(batch, partition, rows) for partition in range(PARTITIONS)]
         ended = dict(await asyncio.gather(*tasks))
+        self._check_its_id()
+        outside.query_id = self._id
         if outside.sink.setdefault(batch, rows) != rows:
             self._violate(f"batch {batch} ran again with other rows than its sink has")
         if await self._jvm.is_there(f"commits/{batch}", run):
@@ -123,7 +127,6 @@ class _Run:
         outside.ended[batch, run] = ended
         await self._jvm.put(f"commits/{batch}", run, -1, run.encode(), overwrite=False)
         outside.committed += 1
-        outside.query_id = self._id
         self._owners[batch] = run
         if batch > KEPT:
             gone = batch - KEPT
@@ -231,6 +234,8 @@ class _Run:
                     found = b""
                 if found != content:
                     self._violate(f"{path} is not what run {owner} has committed: {found!r:.80}")
+        if commits:
+            self._check_its_id()
         for partition in range(PARTITIONS):
             front = f"state/0/{partition}"
             for name, size in await self._jvm.listing(front, self._run):

@@ -11,7 +11,7 @@ from tests.simulation.file_query import run_file_seed
 START = int.from_bytes(os.urandom(4), "big")
 
 
-FORMER = (408, 2003, 2007, 2009, 2010, 2019, 2036, 3185, 5031, 5147, 5188, 261126000012)
+FORMER = (408, 2003, 2007, 2009, 2010, 2019, 2036, 3185, 5031, 5147, 5188, 261126000012, 1578801536)
 """Seeds that have found something once."""
 
 

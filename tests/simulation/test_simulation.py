@@ -72,7 +72,8 @@ tell = lambda each: traces.append((each.seed, each.trace_hash, each.faults))
 run_seeds(map(int, sys.argv[1:]), jobs=2, on_result=tell)
 print(json.dumps(traces))
 """
-    numbers = range(seed, seed + 4)
+    # The last one has several hosts of files: they were asked in the order of a set.
+    numbers = (*range(seed, seed + 4), 1578801532)
     shared = subprocess.run(
         [sys.executable, "-c", program, *map(str, numbers)],
         env={**os.environ, "PYTHONHASHSEED": "1"},
