@@ -87,11 +87,13 @@ class ExpiryIndex:
         """Number of entries, those included that are gone and not due yet."""
         return sum(len(run) for runs in self._runs.values() for run in runs)
 
-    def due(self, key_group: int, until: int, *, with_values: bool = True) -> tuple[pa.Array, pa.Array]:
+    def due(
+        self, key_group: int, until: int, skip: int = 0, most: int | None = None, *, with_values: bool = True
+    ) -> tuple[pa.Array, pa.Array]:
         """Return keys and values of the entries of a key group whose time is at or below ``until``, by their time.
 
-        Without ``with_values`` the values are empty. Asked again, with nothing added in between, it returns the same in
-        the same order.
+        At most ``most`` of them, behind the first ``skip``. Without ``with_values`` the values are empty. Asked again,
+        with nothing added in between, it returns the same in the same order.
         """
         for _ in self.build():
             pass
@@ -112,9 +114,10 @@ class ExpiryIndex:
         rest = [_Run(run.times[cut:], run.keys.slice(cut)) for run, cut in zip(runs, cuts, strict=True)]
         found = _take(found, kept)
         self._runs[key_group] = [run for run in (*rest, found) if len(run)]
+        keys, kept = found.keys.slice(skip, most), kept[skip:][:most]
         if not with_values:
-            return found.keys, pa.repeat(pa.scalar(b"", pa.binary()), len(kept))
-        return found.keys, held.take(pa.array(kept))
+            return keys, pa.repeat(pa.scalar(b"", pa.binary()), len(kept))
+        return keys, held.take(pa.array(kept))
 
     def build(self, key_groups: Sequence[int] = ()) -> Generator[None]:
         """Read the table, where that was not done yet, in pieces of some milliseconds, and yield after each.

@@ -51,6 +51,8 @@ from materializer.tables import HeapStateTable, StateEntry, StateTable
 REPLY_BYTES = 64 << 20
 """About how many bytes of values one reply holds: a fourth of the longest frame."""
 
+_TIME_BYTES = 8
+"""What is due has a time of so many bytes: a page of a key group's has no more entries than fit into it of these."""
 _PAGE = 512  # entries that are read beyond what a reply has room for, at most
 _REPLY_FACTOR = 4  # keys that are just answerable in one reply
 
@@ -196,18 +198,17 @@ class TableSource:
         parts: list[pa.RecordBatch] = []
         more = False
         for key_group in call.key_groups:
-            keys, values = index.due(key_group, call.until, with_values=call.with_values)
-            if skip >= len(keys):
-                skip -= len(keys)
-                continue
-            keys, values = keys.slice(skip), values.slice(skip)
+            most = max(0, max_bytes) // _TIME_BYTES + 2  # one at least, and one to see that there are more
+            keys, values = index.due(key_group, call.until, skip, most, with_values=call.with_values)
             skip = 0
+            if not len(keys):
+                continue
             sizes = np.cumsum(np.diff(value_offsets(keys)) + np.diff(value_offsets(values)).astype(np.int64))
             count = max(0 if parts else 1, int(np.searchsorted(sizes, max_bytes, side="right")))
             count = min(count, len(keys))
             groups = pa.array(np.full(count, key_group, np.uint16))
             parts.append(pa.RecordBatch.from_arrays([groups, keys[:count], values[:count]], schema=ENTRY_COLUMNS))
-            more = count < len(keys)
+            more = count < len(keys) or len(keys) == most
             if more:
                 break
             max_bytes -= int(sizes[-1])

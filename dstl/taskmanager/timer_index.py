@@ -51,16 +51,20 @@ class TimerIndex:
             while group not in self._order:
                 yield from self._read(group)
 
-    def due(self, key_group: int, until: int, *, with_values: bool = True) -> tuple[pa.Array, pa.Array]:
+    def due(
+        self, key_group: int, until: int, skip: int = 0, most: int | None = None, *, with_values: bool = True
+    ) -> tuple[pa.Array, pa.Array]:
         """Return keys and expiries of the timers of a key group at or below ``until``, by expiry, then key.
 
-        The expiries come always, for a timer is nothing without.
+        It takes as long as those are many that it returns: at most ``most``, behind the first ``skip``. The expiries
+        come always, for a timer is nothing without.
         """
         for _ in self.build((key_group,)):
             pass
         order = self._order[key_group]
         # Behind it: the smallest bytes above an expiry.
-        found = order[: bisect_left(order, (until.to_bytes(8, "big") + b"\0", b""))]
+        end = bisect_left(order, (until.to_bytes(8, "big") + b"\0", b""))
+        found = order[skip : end if most is None else min(end, skip + most)]
         return pa.array([key for _, key in found], pa.binary()), pa.array([at for at, _ in found], pa.binary())
 
     def add(self, changes: pa.RecordBatch) -> None:

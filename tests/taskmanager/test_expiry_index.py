@@ -50,8 +50,9 @@ def found(index: ExpiryIndex, place: ExpiryPlace, group: int, until: int) -> lis
     rows = [(time_of(place, k, v), k, v) for k, v in zip(keys.to_pylist(), values.to_pylist(), strict=True)]
     times = [at for at, _, _ in rows]
     assert times == sorted(times)  # type: ignore[type-var]
-    again = index.due(group, until)
+    again, part = index.due(group, until), index.due(group, until, 1, 2)
     assert [each.to_pylist() for each in again] == [keys.to_pylist(), values.to_pylist()]
+    assert [each.to_pylist() for each in part] == [keys.to_pylist()[1:3], values.to_pylist()[1:3]]
     return sorted(rows)  # type: ignore[arg-type]
 
 
@@ -172,10 +173,14 @@ def test_replies_are_pages(max_bytes: int, rng: random.Random) -> None:
 
     want = [(g, k, v) for (g, k), v in held.items() if g != 2 and (time_of(IN_KEY, k, v) or 0) <= 30]
 
-    def due_page(skip: int, with_values: bool) -> memoryview:
-        asked = FetchDue("op", 1, STATE, IN_KEY, 30, skip, with_values, (0, 1, 3))
+    in_order = sorted(g for g, _, _ in want)
+
+    def due_page(known: int, with_values: bool) -> memoryview:
+        last = in_order[known - 1] if known else 0
+        groups = tuple(g for g in (0, 1, 3) if g >= last)
+        asked = FetchDue("op", 1, STATE, IN_KEY, 30, in_order[:known].count(last), with_values, groups)
         page = source.answer(asked, max_bytes)
-        assert page.more == (skip + len(read_columns(memoryview(page.data), ENTRY_COLUMNS)[0]) < len(want))
+        assert page.more == (known + len(read_columns(memoryview(page.data), ENTRY_COLUMNS)[0]) < len(want))
         return memoryview(page.data)
 
     due = pages(lambda skip: due_page(skip, True))
@@ -200,12 +205,12 @@ def at(ms: int) -> bytes:
 
 
 def due_timers(index: TimerIndex, groups: list[int], until: int) -> list[tuple[int, bytes, bytes]]:
-    found = ((group, index.due(group, until)) for group in groups)
-    return [
-        (group, key, at)
-        for group, (keys, ends) in found
-        for key, at in zip(keys.to_pylist(), ends.to_pylist(), strict=True)
-    ]
+    found: list[tuple[int, bytes, bytes]] = []
+    for group in groups:
+        # Page by page, as replies are.
+        while len((page := index.due(group, until, sum(of == group for of, _, _ in found), 7))[0]):
+            found += [(group, *timer) for timer in zip(*(column.to_pylist() for column in page), strict=True)]
+    return found
 
 
 def in_order(timers: set[tuple[int, bytes, bytes]], groups: list[int], until: int) -> list[tuple[int, bytes, bytes]]:
