@@ -85,7 +85,7 @@ def _unwind(stack: greenlet) -> None:
         if stack.dead:
             return
         asked = None
-        with suppress(BaseException):
+        with suppress(Exception, WorldEnded, asyncio.CancelledError):
             asked = stack.throw(WorldEnded())
         if asked is not None and not stack.dead:
             asked.close()

@@ -67,6 +67,8 @@ class _Reader:
 
     def wait(self) -> None:
         self._thread.join(_JOIN_S)
+        if self._thread.is_alive():
+            raise RuntimeError("a reader of a base in a simulated world does not end when both its pipes are closed")
 
 
 def _serve(path: str, requests: int, replies: int) -> None:
