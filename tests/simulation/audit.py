@@ -187,8 +187,7 @@ class Auditor:
         world.materialized += bool(checkpoint.materialized)
         world.trace("checkpoint", f"{sequence} batch {checkpoint.batch_id}")
         if sequence % _CHECKED_EVERY == 0:
-            task = world.loop.create_task(self._check_restored(checkpoint, dict(self._objects), parts=1))
-            self._checking = [each for each in self._checking if not each.done()] + [task]
+            self._check_beside(checkpoint)
 
     def _check_growth(self, parent: CompletedCheckpoint, child: CompletedCheckpoint) -> None:
         """A log only grows from parent to child (I9), and the coverage is whole (I1)."""
@@ -202,7 +201,7 @@ class Auditor:
 
     def _check_objects(self, checkpoint: CompletedCheckpoint) -> None:
         """Everything that a checkpoint names exists, with the size and checksum that it names (I3)."""
-        named = [(h.name, h.offset, h.size, h.checksum) for h in (entry.handle for entry in checkpoint.segments)]
+        named = [(h.name, h.offset, h.size, h.checksum) for h in (each.handle for each in checkpoint.segments)]
         named += [(h.name, 0, h.size, h.checksum) for h in checkpoint.materialized]
         named += [(f.name, 0, f.size, f.checksum) for h in checkpoint.materialized for f in h.files]
         for name, offset, size, checksum in named:
@@ -360,10 +359,7 @@ class Auditor:
             return
         self.faces.committed(newest, kept)
         if world.plan.per_task.get(FaultKind.CHANGING_OUTPUT):
-            check = self._check_restored(newest, dict(self._objects), parts=1)
-            # Not in the driver's context, with which it would end.
-            task = world.loop.create_task(check, context=world.context)
-            self._checking = [each for each in self._checking if not each.done()] + [task]
+            self._check_beside(newest)
 
     def process_error(self, message: str, error: BaseException | None) -> None:
         """Something failed in the background and nobody has dealt with it (I21)."""
@@ -389,6 +385,12 @@ class Auditor:
     async def settle(self) -> None:
         """Wait for the checks under way."""
         await asyncio.gather(*self._checking)
+
+    def _check_beside(self, checkpoint: CompletedCheckpoint) -> None:
+        """Restore a checkpoint while the world goes on; not in a driver's context, with which it would end."""
+        check = self._check_restored(checkpoint, self.damage.as_before(self._objects), parts=1)
+        task = self._world.loop.create_task(check, context=self._world.context)
+        self._checking = [each for each in self._checking if not each.done()] + [task]
 
     async def _check_restored(self, checkpoint: CompletedCheckpoint, objects: dict[str, Stored], parts: int) -> None:
         world = self._world
@@ -431,7 +433,6 @@ class Auditor:
                         f"as {decode_value(state.get(key, b''))}, not {decode_value(expected.get(key, b''))}",
                     )
                     return
-
         for each in checkpoint.operators:
             if each.uid in self.faces.operators:
                 continue

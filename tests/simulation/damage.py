@@ -1,8 +1,9 @@
 """Bits that the disks of a simulated store have lost.
 
 Where it is the newest base of a key group, until a replica helps, the log goes back to the base before it, or to the
-beginning: no query may fail of it, and no state be another. Where it is a segment of the log, when everything is over
-and no replica helps, the query refuses to go on, or goes on from an older checkpoint where it may.
+beginning: no query may fail of it, and no state be another. Where it is a segment of the log, whoever reads it refuses,
+and names it; when a replica has helped, the query goes on as if nothing had been. When everything is over and none
+helps, it goes on from an older checkpoint where it may.
 """
 
 from __future__ import annotations
@@ -43,12 +44,20 @@ def damage_base(world: World, rng: random.Random) -> None:
     if objects.keys().isdisjoint(names):
         world.loop.call_later(_AGAIN_S, damage_base, world, rng, context=world.context)
         return
-    name = rng.choice([each for each in names if each in objects])
-    world.damaged[name] = objects[name]
-    objects[name] = with_flipped_bit(objects[name], rng)
-    world.trace("damaged", name)
+    _damage(world, rng.choice([each for each in names if each in objects]), rng)
     for each in world.running("tm"):
         each.kill()
+
+
+def damage_segment(world: World, rng: random.Random, seconds: float) -> None:
+    """Flip a bit of a segment that the newest checkpoint names, have it read, and bring it back after so long."""
+    names = _newest_segments(world)
+    if world.plan.healed or world.damaged or not names:
+        return
+    _damage(world, rng.choice(names), rng)
+    for each in world.running("tm"):
+        each.kill()
+    world.loop.call_later(seconds, repair, world, context=world.context)
 
 
 async def meet_damaged_segment(world: World, cluster: ClusterManager) -> None:
@@ -57,19 +66,15 @@ async def meet_damaged_segment(world: World, cluster: ClusterManager) -> None:
     It goes on as if nothing was wrong where it does not need that; else it refuses, and names the object, until it is
     told that it may go back: then it goes on from the newest checkpoint that is sound, and loses what it says.
     """
-    rng, objects, check = world.rng("damaged-segment"), world.store.objects, world.check
-    retained = check.retained()
-    named = {each.handle.name for each in retained[-1].segments}
-    names = sorted(name for name in named & objects.keys() if manifest_sequence(name) is None)
+    rng, check = world.rng("damaged-segment"), world.check
+    retained, names, refusals = check.retained(), _newest_segments(world), check.damage.refusals
     if not names or rng.random() >= _SEGMENTS:
         return
     name = rng.choice(names)
-    world.damaged[name] = objects[name]
-    objects[name] = with_flipped_bit(objects[name], rng)
-    world.trace("damaged", name)
+    _damage(world, name, rng)
     sound = [each.checkpoint_id for each in retained if await _is_sound(world, each)]
     if retained[-1].checkpoint_id not in sound:
-        if await _goes_on(world, cluster) or not check.damage.refusals:
+        if await _goes_on(world, cluster) or check.damage.refusals == refusals:
             check.fail("I6", f"the query has not refused to go on: a bit of {name} is wrong")
         went_back = await _goes_on(world, cluster, goes_back=True)
         if went_back != bool(sound) or check.damage.went_back != sound[-1:]:
@@ -110,6 +115,21 @@ def repair(world: World) -> None:
         if name in world.store.objects:
             world.store.objects[name] = stored
     world.damaged.clear()
+
+
+def _newest_segments(world: World) -> list[str]:
+    """Return the segments that the newest checkpoint names and that are objects of their own."""
+    retained = world.check.retained()
+    named = {each.handle.name for each in retained[-1].segments} if retained else set()
+    return sorted(name for name in named & world.store.objects.keys() if manifest_sequence(name) is None)
+
+
+def _damage(world: World, name: str, rng: random.Random) -> None:
+    objects = world.store.objects
+    world.damaged[name] = objects[name]
+    world.check.damage.names.add(name)
+    objects[name] = with_flipped_bit(objects[name], rng)
+    world.trace("damaged", name)
 
 
 def newest_bases(handles: Sequence[MaterializedStateHandle]) -> list[str]:

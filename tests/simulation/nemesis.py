@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tests.simulation.cluster_manager import ClusterManager
-from tests.simulation.damage import damage_base
+from tests.simulation.damage import damage_base, damage_segment
 from tests.simulation.faults import FaultKind
 from tests.simulation.process import Process
 from tests.simulation.world import World
@@ -87,6 +87,8 @@ class Nemesis:
                     world.restart_host()
             case FaultKind.DAMAGED_BASE:
                 damage_base(world, rng)
+            case FaultKind.DAMAGED_SEGMENT:
+                damage_segment(world, rng, self._seconds())
             case FaultKind.FULL:
                 world.store.full_until = world.loop.time() + self._seconds()
 

@@ -229,7 +229,7 @@ async def _save(world: World, process: Process, name: str) -> None:
         savepoint: Savepoint = await create_savepoint(store, store, runtime, name)
     except DstlError as error:
         world.trace("savepoint-failed", type(error).__name__)
-        corrupt = isinstance(error, CorruptData) and not (world.may_corrupt or world.fired[FaultKind.DAMAGED_BASE])
+        corrupt = isinstance(error, CorruptData) and not (world.may_corrupt or world.check.damage.names)
         if type(error) is Invalid or corrupt:
             world.check.fail("I21", f"savepoint {name} failed: {error!r}")
     else:

@@ -14,7 +14,6 @@ from dstl.runtime import Runtime
 from dstl.spark.application.savepoints import SavepointMaker
 from dstl.store.base import ObjectStore
 from materializer.restore.progress import RestoreStatus
-from tests.simulation.faults import FaultKind
 from tests.simulation.process import Process
 from tests.simulation.spark import OPERATIONS, decode_value, key_group_of, keys_of
 from tests.simulation.world import World
@@ -49,8 +48,7 @@ class Watch:
             try:
                 await self._rng.choice((self._look_up, self._look_up, self._measure, self._save))()
             except DstlError as error:
-                fired = self._world.fired
-                may_be = self._world.may_corrupt or fired[FaultKind.DAMAGED_BASE] or fired[FaultKind.DAMAGED_SEGMENT]
+                may_be = self._world.may_corrupt or self._world.check.damage.names
                 corrupt = isinstance(error, CorruptData) and not may_be
                 if isinstance(error, Invalid) or corrupt:
                     self._world.check.fail("I21", f"{self._process.name} asked its query: {error!r}")

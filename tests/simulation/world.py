@@ -22,6 +22,8 @@ from tests.simulation.store import SimulatedStore, Stored
 _YEAR_S = 366 * 86400.0
 _DAMAGED = 0.8
 """Share of the worlds in which bases are damaged: it strikes where one is there, and is read before all heals."""
+_DAMAGED_SEGMENTS = 0.3
+"""Share of those in which segments are, until a replica helps."""
 _EXPIRES = 0.5
 """Share of those with tables in files that have an operator whose values expire, and are swept out of them."""
 _THREADED = 0.5
@@ -96,6 +98,8 @@ class World(Stage):
             draw_memory(self.plan, self.rng("memory"))
             if self.rng("damaged-bases").random() < _DAMAGED:
                 self.plan.nemesis = (*self.plan.nemesis, FaultKind.DAMAGED_BASE)
+            if self.rng("damaged-segments").random() < _DAMAGED_SEGMENTS:
+                self.plan.nemesis = (*self.plan.nemesis, FaultKind.DAMAGED_SEGMENT)
         self.memory = HostMemory(loop, self.plan, self.rng("memory-of"), self.count, self.trace)
         self.stacks = BlockingStacks()
         self.processes: list[Process] = []
