@@ -20,6 +20,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Literal
 
+from dstl.errors import Unavailable
+
 Access = Literal["read", "write", "table-read", "table-write"]
 """What is done: with a file or directory, or by the engine of a table with those below its directory."""
 
@@ -72,18 +74,23 @@ class ScratchDirectory:
         prefix: Begins its name: ``dstl-`` or ``dstl-base-``.
 
     Raises:
-        OSError: It cannot be made.
+        Unavailable: It cannot be made.
     """
 
     def __init__(self, prefix: str = "dstl-") -> None:
+        place, why = tempfile.gettempdir(), "it cannot be locked"
         for _ in range(_ATTEMPTS):
-            self.path = Path(tempfile.mkdtemp(prefix=prefix))
+            try:
+                self.path = Path(tempfile.mkdtemp(prefix=prefix))
+            except OSError as error:
+                why = str(error.strerror)
+                break
             held = _try_lock(self.path / _LOCK, os.O_RDWR | os.O_CREAT)
             if held is not None:
                 self._lock = held
                 return
             # It was swept before it was locked.
-        raise OSError(f"no directory of {tempfile.gettempdir()} can be locked")
+        raise Unavailable(f"cannot make a directory in {place}: {why}; make room there, or set another TMPDIR")
 
     def close(self) -> None:
         """Remove it with all that is in it. Idempotent."""

@@ -243,7 +243,10 @@ class CoordinatorService:
             Invalid: The name is taken, the query runs already, or it follows an operator that has not been added.
         """
         if operator.uid in self._operators:
-            raise Invalid(f"two operators are called {operator.uid!r}: give each a name of its own")
+            raise Invalid(
+                f"two operators are called {operator.uid!r}: give each a name of its own; to define the same one "
+                "again, as a cell of a notebook does that runs twice, close the StateBackend and make a new one"
+            )
         if self.query_id:
             raise Invalid("an operator was added while the query runs: define all of them before start()")
         self._operators[operator.uid] = operator.parallelism

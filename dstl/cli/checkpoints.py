@@ -24,7 +24,10 @@ app = console.group("Checkpoints of a location. These commands only read, and ar
 def list_(
     location: console.Location, endpoint_url: console.EndpointUrl = None, wide: console.Wide = False
 ) -> console.Answer:
-    """List the retained checkpoints of LOCATION, oldest first; damaged records are listed too (exit code 1)."""
+    """List the retained checkpoints of LOCATION, oldest first; damaged records are listed too (exit code 1).
+
+    They go some at a time, so up to ten more are there than the option checkpoints.retained says.
+    """
     found = console.run_at(location, endpoint_url, list_checkpoints)
     is_sound = all(row["state"] != "damaged" for row in found["checkpoints"])
     return console.Answer(found, lambda: _show_list(found, wide), is_sound)

@@ -41,7 +41,10 @@ EXIT_CODES = (
 
 Location = Annotated[str, typer.Argument(metavar="LOCATION", help="A directory, or s3://bucket/prefix.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")]
-EndpointUrl = Annotated[str | None, typer.Option(help="Endpoint of an S3 other than AWS's, as http://host:port.")]
+EndpointUrl = Annotated[
+    str | None,
+    typer.Option(help="Endpoint of an S3 other than AWS's, as http://host:port. Default: DSTL_S3_ENDPOINT_URL."),
+]
 Wide = Annotated[bool, typer.Option("--wide", help="All columns, as wide as they are; without it, what fits.")]
 
 T = TypeVar("T")
@@ -193,9 +196,10 @@ def sealing_options() -> SealingOptions:
 
 
 def s3_options(endpoint_url: str | None) -> S3Options:
-    """Return the options of S3 with the endpoint of ``--endpoint-url``; an impossible one ends the command."""
+    """Return the options of S3: ``DSTL_S3_*``, and ``--endpoint-url``, an impossible one of which ends the command."""
+    options = resolve("s3", S3Options, None, os.environ, {})
     try:
-        return S3Options(endpoint_url=endpoint_url)
+        return options if endpoint_url is None else S3Options(**dict(options) | {"endpoint_url": endpoint_url})
     except ValueError:
         typer.echo("Invalid: --endpoint-url is http://host:port or https://host:port, without user or secret", err=True)
         raise typer.Exit(2) from None

@@ -88,7 +88,10 @@ async def opened_files(
         scan = await ManifestReader(store, runtime).scan()
         steps = file_steps(scan, store.location, scan.query_id if is_of_a_backend(root) else OWNER)
         if not steps:
-            raise MissingState(f"{root} holds no files: no query has written there through dstl://")
+            raise MissingState(
+                f"{root} holds no files: no query has written there through dstl://. A StateBackend's directory is its "
+                "checkpoint_location, which ends with _spark"
+            )
         for sequence, files in steps:
             index.apply(files, sequence)
         found = (entry for entry in index if not entry.path.startswith(f"{HELD}/"))

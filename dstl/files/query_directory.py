@@ -100,6 +100,12 @@ class QueryDirectory(LeaderDirectory):
         """Make a commit durable that waits for the next offsets; where that fails its run is over, and is told."""
         await self.barriers.settle("")
 
+    async def newest_offsets(self) -> bytes:
+        """Return the newest ``offsets/N``; nothing where there is none. Takes nothing over."""
+        listed = await self.listing("offsets", "")
+        numbers = [batch for name, _, _ in listed if (batch := barrier_batch(f"offsets/{name}")) is not None]
+        return await self.read(f"offsets/{max(numbers)}", "") if numbers else b""
+
     def newest_commit(self) -> int:
         """Return the newest batch that Spark has committed, -1 where there is none."""
         return self.run.newest("commits")

@@ -117,11 +117,15 @@ def _translate(error: Exception, what: str, *, writes: bool) -> DstlError:
 def _without_answer(error: Exception, what: str, writes: bool) -> DstlError:
     from aiohttp import ClientConnectorError
     from botocore.exceptions import (
+        ConfigNotFound,
+        ConfigParseError,
         ConnectTimeoutError,
         EndpointConnectionError,
+        InvalidConfigError,
         NoCredentialsError,
         ParamValidationError,
         PartialCredentialsError,
+        ProfileNotFound,
         ProxyConnectionError,
         SSLError,
     )
@@ -134,6 +138,8 @@ def _without_answer(error: Exception, what: str, writes: bool) -> DstlError:
     if isinstance(error, EndpointConnectionError) and isinstance(error.kwargs.get("error"), ClientConnectorError):
         # aiobotocore gives the same name to a reset in the middle of a request: only this cause is certain.
         return Unavailable(f"{reason}; nothing was sent")
+    if isinstance(error, ProfileNotFound | ConfigNotFound | ConfigParseError | InvalidConfigError):
+        return Invalid(f"{reason}; correct AWS_PROFILE, or the SDK's files of this host")
     if isinstance(error, ParamValidationError):
         return Invalid(reason)
     return _loss(reason, writes)

@@ -11,7 +11,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from dstl.cli import application
+from dstl.cli import application, console
+from dstl.errors import Invalid
+from dstl.options import S3Options
 
 COMMANDS = [
     ["demo"],
@@ -63,3 +65,14 @@ def test_every_command_takes_json_and_says_its_exit_codes(command: list[str]) ->
     for line, after in pairwise(each.strip() for each in lines[: lines.index(next(x for x in lines if "╭" in x))]):
         if line and after and not line.startswith("Usage"):
             assert len(f"{line} {after.split()[0]}") > 78, line
+
+
+def test_a_command_finds_s3_as_the_job_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the job's environment it asked AWS, and said that a bucket there does not answer, or is not ours."""
+    monkeypatch.setenv("DSTL_S3_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("DSTL_S3_CONNECT_TIMEOUT_S", "2")
+    assert console.s3_options(None) == S3Options(endpoint_url="http://127.0.0.1:1", connect_timeout_s=2)
+    assert console.s3_options("http://127.0.0.1:3").endpoint_url == "http://127.0.0.1:3"
+    monkeypatch.setenv("DSTL_S3_REGOIN", "x")
+    with pytest.raises(Invalid, match="DSTL_S3_REGOIN"):
+        console.s3_options(None)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dstl.errors import Unavailable
 from materializer.local_disk import ScratchDirectory, sweep_scratch_directories
 
 
@@ -44,6 +45,27 @@ def test_one_whose_process_was_killed_is_swept_with_its_content(place: Path, pre
     assert (left / "deep" / "file").exists()
     assert sweep_scratch_directories() == [left]
     assert list(place.iterdir()) == []
+
+
+def test_where_none_can_be_made_the_error_is_ours_and_names_the_place(place: Path) -> None:
+    """A full TMPDIR ended the definition of an operator with a bare OSError."""
+    place.rmdir()
+    with pytest.raises(Unavailable, match=rf"cannot make a directory in {place}: No such file .* set another TMPDIR"):
+        ScratchDirectory()
+    place.mkdir()
+
+
+def test_a_driver_that_was_killed_leaves_no_file_with_watermarks(place: Path) -> None:
+    code = (
+        "import os, signal\n"
+        "from dstl.spark.query.watermark_batches import WatermarkFile\n"
+        "print(WatermarkFile().path(lambda: 7), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
+    left = Path(done.stdout.strip())
+    assert left.read_text() == '{"watermark": 7}'
+    assert sweep_scratch_directories() == [left.parent]
 
 
 def test_a_directory_of_like_name_that_is_not_ours_is_never_touched(place: Path) -> None:

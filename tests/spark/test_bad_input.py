@@ -477,3 +477,14 @@ def test_state_of_another_mode_is_refused_when_the_query_starts(home: Home) -> N
             source.add([{"k": "b", "v": 1}])
             with pytest.raises(StreamingQueryException, match=r"kept for the mode update.*another name"):
                 source.drain(df, backend)
+
+
+def test_an_operator_behind_one_of_its_own_name_is_refused_in_our_words(home: Home) -> None:
+    """Spark's words are of a metric's name, and of none that the user has chosen."""
+    rows = home.stream().read()
+    with home.backend() as backend, home.backend("other") as other:
+        counts = backend.groupBy(rows, "k").agg(F.count("*").alias("v"), outputMode="update", name="counts")
+        between = backend.dropDuplicates(counts, ["k"], name="once")
+        for whose in (backend, other):
+            with pytest.raises(Invalid, match=r"'counts': its rows come from an operator that is called so too: give"):
+                whose.dropDuplicates(between, ["k"], name="counts")

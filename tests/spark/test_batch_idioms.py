@@ -315,3 +315,22 @@ def test_the_table_in_the_docs_is_the_one_that_is_walked() -> None:
     record = (Path(dstl.__file__).parent / "docs" / "decisions" / "batch-idioms.md").read_text()
     rows = dict(re.findall(r"^\| `?((?:foreachBatch|any sink): [^|]+?) \| (works|refused)", record, re.MULTILINE))
     assert rows == {name: "refused" if idiom.refused else "works" for name, idiom in IDIOMS.items()}
+
+
+def test_a_query_that_is_started_in_another_ones_foreachbatch_is_found_again(home: Home) -> None:
+    """Its metadata was taken for a file of the other one's run, and lost: from the second start on it was refused."""
+    outer, inner = home.stream(), home.stream()
+    outer.add([{"k": "a", "v": 1}])
+    outer.add([{"k": "a", "v": 2}])
+    got: Rows = []
+
+    def start_another(batch: DataFrame, number: int) -> None:
+        inner.add([row.asDict() for row in batch.collect()])
+        with home.backend("inner", parallelism=1) as backend:
+            got.extend(inner.collect(backend.groupBy(inner.read(), "k").sum("v"), backend, "update"))
+
+    with home.backend("outer", parallelism=1) as backend:
+        once = backend.dropDuplicates(outer.read(), name="once")
+        writer = once.writeStream.foreachBatch(start_another).trigger(availableNow=True)
+        writer.option("checkpointLocation", backend.checkpoint_location).start().awaitTermination()
+    assert got == [(0, "a", 1), (1, "a", 3)]

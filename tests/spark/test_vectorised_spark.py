@@ -5,10 +5,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from home import Home
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
 from dstl.checkpoint.report import CheckpointReport
+from dstl.errors import Invalid
 
 NUMBERS = {
     "v": "i * 1000003",
@@ -139,3 +142,32 @@ def test_a_function_over_states_is_restartable_and_its_state_readable(home: Home
     assert source.output("k string, events long") == [(f"k{i}", 12) for i in range(4)]
     assert held == {None: 3}
     assert [report.batch_id for report in reports] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("ansi", ["true", "false"])
+def test_a_sum_of_integers_wraps_around_without_ansi_as_sparks_does(ansi: str, home: Home, set_conf: Any) -> None:
+    """Within a batch, over batches, and back."""
+    set_conf({"spark.sql.ansi.enabled": ansi})
+    most = 2**63 - 1
+    batches = [[("a", most), ("a", 1), ("b", most)], [("b", 5), ("c", -most)], [("c", -2), ("b", -7)]]
+    source = home.stream()
+    for batch in batches:
+        source.add([{"k": k, "v": v} for k, v in batch])
+    with home.backend(parallelism=2) as backend:
+        sums = backend.groupBy(source.read(), "k").sum("v")
+        if ansi == "true":
+            with pytest.raises(StreamingQueryException, match=r"a sum does not fit int64: add up a wider type"):
+                source.collect(sums, backend, "update")
+            return
+        got = dict(row[1:] for row in source.collect(sums, backend, "update"))
+    everything = home.spark.createDataFrame([row for batch in batches for row in batch], "k string, v long")
+    assert got == dict(everything.groupBy("k").sum("v").collect())
+
+
+def test_an_aggregate_that_collects_a_void_is_refused_where_it_is_defined(home: Home) -> None:
+    """Arrow has no list of it whose elements may not be null, and said so in its own words."""
+    rows = home.stream().read().selectExpr("k", "null v", "array() a")
+    with home.backend(parallelism=1) as backend:
+        for aggregate in (F.collect_list("v"), F.collect_set("v"), F.count_distinct("v"), F.collect_list("a")):
+            with pytest.raises(Invalid, match=r"column '\w+' is array<void>, which .* cast or drop it"):
+                backend.groupBy(rows, "k").agg(aggregate)

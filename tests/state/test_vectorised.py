@@ -230,6 +230,14 @@ def test_an_integer_sum_beyond_64_bits_fails_instead_of_wrapping_around() -> Non
         job.run([{"k": "a", "v": half}])
 
 
+def test_a_number_whose_square_overflows_has_the_variance_of_any_other() -> None:
+    """Nothing before was a mean of 0, and infinitely far away no times: NaN, where Spark's is 0."""
+    job = Job(aggregates({"spread": Aggregate("var_pop", "v")}), KEY, parse_ddl("k string, v double"))
+    for _ in range(2):
+        found = job.run([{"k": "a", "v": 1e200}, {"k": "b", "v": 3.0}])
+        assert [row["spread"] for row in found] == [0.0, 0.0]
+
+
 def test_decimals_fail_instead_of_losing_digits() -> None:
     inputs = parse_ddl("k string, v decimal(38,0)")
     most = decimal.Decimal("9" * 38)

@@ -212,6 +212,18 @@ async def test_no_credentials_is_access_denied(
     await store.close()
 
 
+async def test_a_profile_that_there_is_not_is_no_outage(
+    s3_bucket: str, s3_options: S3Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was Unavailable, and a put of unknown outcome: tried again, and the query restarted for ever."""
+    monkeypatch.setenv("AWS_PROFILE", "of-another-host")
+    lost = S3Store(s3_bucket, "job", s3_options)
+    for call in (lost.put("a", b"x"), lost.get("a")):
+        with pytest.raises(Invalid, match=r"profile \(of-another-host\) could not be found; correct AWS_PROFILE"):
+            await call
+    await lost.close()
+
+
 async def test_the_checksum_travels_with_the_body(store: S3Store, s3_server: S3Server) -> None:
     await store.put("x", b"some bytes")
     sent = s3_server.log[-1].headers["x-amz-checksum-crc32c"]

@@ -82,6 +82,13 @@ class ManifestScan:
         return chosen
 
 
+def no_location(location: str, why: str) -> Invalid:
+    """Return the error of what no query has written to."""
+    return Invalid(
+        f"{location} is not a location of DSTL: {why}. Give what StateBackend(...) was given, when its query has begun"
+    )
+
+
 def retained_of(checkpoints: Iterable[CompletedCheckpoint]) -> list[CompletedCheckpoint]:
     """Return those that no later one replaces: a batch that was run again voids what came of it and after it.
 
@@ -214,7 +221,7 @@ class ManifestReader:
         """
         scan = await self.scan()
         if not scan.listed:
-            raise Invalid(f"{self.store.location} is not a location of DSTL: it holds no manifest")
+            raise no_location(self.store.location, "it holds no manifest")
         return scan
 
     async def _scan_once(self) -> ManifestScan | None:

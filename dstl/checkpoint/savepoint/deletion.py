@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dstl.checkpoint.manifest.reader import ManifestReader
+from dstl.checkpoint.manifest.reader import ManifestReader, no_location
 from dstl.checkpoint.savepoint.format import (
     SAVEPOINTS,
     EndMarker,
@@ -83,7 +83,7 @@ async def list_savepoints(store: ObjectStore, runtime: Runtime) -> list[Savepoin
     for info in await objects.list():
         by_name.setdefault(info.name[len(SAVEPOINTS) :].split("/")[0], []).append(info)
     if not by_name and not await ManifestReader(store, runtime).tail():
-        raise Invalid(f"{store.location} is not a location of DSTL: it holds neither a savepoint nor a manifest")
+        raise no_location(store.location, "it holds neither a savepoint nor a manifest")
     return [await _list_savepoint(objects, name, infos) for name, infos in sorted(by_name.items())]
 
 

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
-from dstl.checkpoint.manifest.reader import ManifestReader, ManifestScan
+from dstl.checkpoint.manifest.reader import ManifestReader, ManifestScan, no_location
 from dstl.checkpoint.upkeep.cleaning_plan import CleaningPlan, Deletion, plan_cleaning
 from dstl.crash_points import reach
-from dstl.errors import CorruptData, DstlError, Fenced, Invalid
+from dstl.errors import CorruptData, DstlError, Fenced
 from dstl.options import CheckpointOptions
 from dstl.runtime import Runtime, end_tasks
 from dstl.store.base import ObjectStore
@@ -106,7 +106,7 @@ async def clean(
     runtime, epoch = log.runtime, driver.epoch
     # Before anything is written, or listed whole: it may be a typo, or another's directory.
     if not epoch() and not await log.tail():
-        raise _no_location(store)
+        raise no_location(store.location, "it holds no manifest")
     now = None if dry_run else await _store_time(store, runtime)
     listing = [info async for info in store.list()]
     scan = await log.scan()
@@ -149,13 +149,9 @@ def _check(store: ObjectStore, scan: ManifestScan, epoch: int) -> None:
     for _, error in sorted(scan.damaged.items(), reverse=True):
         raise CorruptData(f"nothing is deleted, for it is unknown what is needed: {error}") from error
     if not scan.records:
-        raise _no_location(store)
+        raise no_location(store.location, "it holds no manifest")
     if epoch and scan.epoch != epoch:
         raise Fenced(f"{store.location} was taken over by epoch {scan.epoch}; this driver ({epoch}) deletes nothing")
-
-
-def _no_location(store: ObjectStore) -> Invalid:
-    return Invalid(f"{store.location} is not a location of DSTL: no query has written a manifest there")
 
 
 async def _delete(store: ObjectStore, deletions: tuple[Deletion, ...], on_progress: Callable[[int, int], None]) -> int:

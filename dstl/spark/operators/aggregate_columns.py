@@ -107,9 +107,11 @@ def analyse(
         window = found or window
         grouping.append(None if found else Column(to_column(grouped.apply(at))))
     results = analysed.aggregateExpressions()
-    if df.sparkSession.conf.get("spark.sql.retainGroupColumns") != "true":
+    conf = df.sparkSession.conf
+    if conf.get("spark.sql.retainGroupColumns") != "true":
         raise Invalid(f"{what}: the grouping columns are not in the result: set spark.sql.retainGroupColumns=true")
-    aggregates = [_aggregate(results.apply(at), to_column, what) for at in range(len(grouping), results.size())]
+    wraps = conf.get("spark.sql.ansi.enabled") != "true"
+    aggregates = [_aggregate(results.apply(at), to_column, wraps, what) for at in range(len(grouping), results.size())]
     return AnalysedAggregation(schema, tuple(grouping), window, tuple(aggregates))
 
 
@@ -155,7 +157,7 @@ def _window(written: Any, position: int, jvm: Any, what: str) -> GroupingWindow 
     return GroupingWindow(position, time, windows=TimeWindows(size, slide, offset))
 
 
-def _aggregate(result: Any, to_column: Any, what: str) -> ReadAggregate:
+def _aggregate(result: Any, to_column: Any, wraps: bool, what: str) -> ReadAggregate:
     name, call = str(result.name()), result
     while _kind(call) == "Alias":
         call = call.child()
@@ -199,6 +201,8 @@ def _aggregate(result: Any, to_column: Any, what: str) -> ReadAggregate:
         aggregate = Aggregate(ours, ignore_nulls=bool(function.ignoreNulls()))
     elif ours == "approx_count_distinct":
         aggregate = Aggregate(ours, rsd=float(function.relativeSD()))
+    elif ours == "sum":
+        aggregate = Aggregate(ours, wraps=wraps)
     return ReadAggregate(aggregate, Column(to_column(arguments[0])), str(arguments[0].sql()))
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from dstl.errors import Invalid
 from dstl.spark.task_definition import TaskDefinition
 from dstl.state.codec.schema_evolution import MEANING
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
@@ -52,8 +54,19 @@ def keyed_input(df: DataFrame, definition: TaskDefinition) -> DataFrame:
 
     Counting also keeps a source without new data from being planned away, and an operator's tasks with it: then the
     batch could not be committed.
+
+    Raises:
+        Invalid: The rows come from an operator of that name, of this backend or another one.
     """
-    counted = df.observe(f"dstl_{definition.uid}", F.count(F.lit(1)).alias("rows"))
+    try:
+        counted = df.observe(f"dstl_{definition.uid}", F.count(F.lit(1)).alias("rows"))
+    except AnalysisException as error:
+        if error.getCondition() != "DUPLICATED_METRICS_NAME":
+            raise
+        raise Invalid(
+            f"operator {definition.uid!r}: its rows come from an operator that is called so too: give each a name of "
+            "its own (name=...), and make all operators of a query with one StateBackend"
+        ) from None
     return with_key_groups(counted.select([F.col(f"`{name}`") for name in definition.input_schema.names]), definition)
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
-import tempfile
+import logging
+import math
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource
 
 from dstl.spark.query.ticks import QuietReader, python_source, with_batches_of
+from materializer.local_disk import ScratchDirectory
 
 if TYPE_CHECKING:
     # The source's process would load pydantic, too.
     from handles.checkpoint import CompletedCheckpoint
+
+_log = logging.getLogger(__name__)
 
 _FORMAT = "dstl_watermark"
 _FILE = "watermark"
@@ -34,8 +37,27 @@ class WatermarkFile:
     """The driver's end: a file with the watermarks of the next batch, in a directory of its own that use makes."""
 
     def __init__(self) -> None:
-        self._directory = ""
+        self._directory: ScratchDirectory | None = None
         self._marks: dict[str, int] = {}
+        self._left: float | None = None
+
+    def takes_source(self, enabled: bool, offsets: Callable[[], str]) -> bool:
+        """Return whether the next operator is to have a source.
+
+        Args:
+            enabled: Whether a query that begins has one for each operator.
+            offsets: Returns the query's newest offsets, empty where it begins.
+        """
+        if self._left is None:
+            found = offsets()
+            self._left = sources_in(found) if found else math.inf if enabled else 0
+            if found and enabled and not self._left:
+                _log.warning(
+                    "the offsets of this query are of a time without batches that have no data: windows end and timers "
+                    "fire with the next rows; a new checkpoint directory, begun with a savepoint, has such batches"
+                )
+        self._left -= 1
+        return self._left >= 0
 
     def path(self, watermark_ms: Callable[[], int | None]) -> str:
         """Return where it is, made at the first call.
@@ -44,22 +66,21 @@ class WatermarkFile:
             watermark_ms: Returns the watermark to begin with, Unix milliseconds, None for none: what is due by it fires
                 when the query starts.
         """
-        if not self._directory:
+        if self._directory is None:
             begin = watermark_ms()
-            self._directory = tempfile.mkdtemp(prefix="dstl-watermark-")
+            self._directory = ScratchDirectory()
             self.write(begin)
-        return os.path.join(self._directory, _FILE)
+        return str(self._directory.path / _FILE)
 
     def write(self, watermark_ms: int | None = None, *, sparks_ms: int | None = None) -> None:
         """Let the next batch go by these watermarks, Unix milliseconds; None leaves one as it is."""
         told = {"watermark": watermark_ms, "sparks": sparks_ms}
         marks = self._marks | {name: mark for name, mark in told.items() if mark is not None}
-        if not self._directory or marks == self._marks:
+        if self._directory is None or marks == self._marks:
             return
-        staged = os.path.join(self._directory, f"{_FILE}.new")
-        with open(staged, "w") as file:
-            json.dump(marks, file)
-        os.replace(staged, os.path.join(self._directory, _FILE))
+        staged = self._directory.path / f"{_FILE}.new"
+        staged.write_text(json.dumps(marks))
+        staged.replace(self._directory.path / _FILE)
         self._marks = marks
 
     def follow(self, completed: Sequence[CompletedCheckpoint]) -> None:
@@ -68,16 +89,16 @@ class WatermarkFile:
 
     def close(self) -> None:
         """Remove it. Idempotent."""
-        directory, self._directory = self._directory, ""
-        if directory:
-            shutil.rmtree(directory, ignore_errors=True)
+        directory, self._directory = self._directory, None
+        if directory is not None:
+            directory.close()
 
 
 class WatermarkSource(DataSource):  # type: ignore[misc]
     """A streaming source without rows, whose offset are the watermarks in a file.
 
     Options:
-        path: The file.
+        path: The file; empty for a source that never has anything new.
     """
 
     @classmethod
@@ -112,20 +133,32 @@ class _WatermarkReader(QuietReader):
         """Hold nothing fast: the last rows that are there move the watermark, too."""
 
 
-def with_watermark_batches(df: DataFrame, file: WatermarkFile, begin_ms: Callable[[], int | None]) -> DataFrame:
+def sources_in(offsets: str) -> int:
+    """Return how many of the sources are of this kind whose offsets Spark has recorded in a file."""
+    return len(re.findall(r'\{"watermark": ?\d+(?:, ?"sparks": ?\d+)?\}', offsets))
+
+
+def with_watermark_batches(
+    df: DataFrame, file: WatermarkFile, begin_ms: Callable[[], int | None], offsets: Callable[[], str]
+) -> DataFrame:
     """Return the same rows from a stream that has a batch whenever the watermark has moved.
 
-    Where the session has Spark make no batches without data, nor does this.
+    Where the session has Spark make no batches without data, nor does this. A query that has offsets goes on with as
+    many sources as those are of, whatever the session says, for Spark counts them: one that has too many is silent, and
+    one source makes the batches of all operators.
 
     Args:
         df: The rows.
         file: Where the driver writes the watermark.
         begin_ms: See :meth:`WatermarkFile.path`.
+        offsets: Returns Spark's newest record of the query's offsets, empty where there is none.
 
     Raises:
         Invalid: See :func:`python_source`.
     """
     session = df.sparkSession
-    if str(session.conf.get(_NO_DATA_BATCHES, "true")).lower() != "true":
+    enabled = str(session.conf.get(_NO_DATA_BATCHES, "true")).lower() == "true"
+    if not file.takes_source(enabled, offsets):
         return df
-    return with_batches_of(df, python_source(session, WatermarkSource).option("path", file.path(begin_ms)), "watermark")
+    path = file.path(begin_ms) if enabled else ""
+    return with_batches_of(df, python_source(session, WatermarkSource).option("path", path), "watermark")

@@ -39,7 +39,8 @@ def arrow_schema_of(schema: StructType, what: str) -> pa.Schema:
         what: Names the operator and which of its columns they are, for messages.
 
     Raises:
-        Invalid: Two columns of one name, or a type that does not cross (an interval of months); names the column.
+        Invalid: Two columns of one name, or a type that does not cross (an interval of months, an array of void); names
+            the column.
     """
     for name in schema.names:
         if schema.names.count(name) > 1:
@@ -47,7 +48,7 @@ def arrow_schema_of(schema: StructType, what: str) -> pa.Schema:
     for field in schema.fields:
         try:
             arrow_schema(StructType([field]))
-        except PySparkException:
+        except (PySparkException, ValueError):  # the latter is Arrow's, of a void that may not be null
             raise Invalid(
                 f"{what}'s column {field.name!r} is {field.dataType.simpleString()}, which Spark cannot bring to or "
                 "from a Python worker: cast or drop it"

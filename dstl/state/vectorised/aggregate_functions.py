@@ -1,7 +1,7 @@
 """Aggregates of many keys at once: they fold rows into the accumulators that state holds, and finish those.
 
 An accumulator is one or two columns of the operator's state. Results are those of Spark's functions of the same name:
-integers are summed as ``bigint`` and never wrap around, nulls are left out, NaN is larger than any number.
+integers are summed as ``bigint``, nulls are left out, NaN is larger than any number.
 """
 
 from __future__ import annotations
@@ -121,9 +121,14 @@ class Count(Accumulator):
 
 
 class Sum(Accumulator):
-    """Sum of a number column; null where all values are."""
+    """Sum of a number column; null where all values are.
 
-    def __init__(self, of: DataType) -> None:
+    Args:
+        of: The column's type.
+        wraps: A sum of integers above 64 bits wraps around, as Spark's does without ANSI, and is no error.
+    """
+
+    def __init__(self, of: DataType, *, wraps: bool = False) -> None:
         if isinstance(of, INTEGERS):
             self.result = LongType()
         elif isinstance(of, _REAL):
@@ -134,16 +139,17 @@ class Sum(Accumulator):
             raise Invalid(f"sum() takes numbers, not {of.simpleString()}")
         self.state = (self.result,)
         self._kind = arrow_schema(StructType([StructField("sum", self.result)])).field(0).type
+        self._wraps = wraps and isinstance(self.result, LongType)
 
     def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
         """Return the accumulators with the rows added."""
         assert column is not None
-        partial = _summed(column, groups, self._kind)
-        return [_plus(prior[0], partial)]
+        partial = _summed(column, groups, self._kind, self._wraps)
+        return [_plus(prior[0], partial, self._wraps)]
 
     def merge(self, partial: Columns, groups: Groups) -> Columns:
         """Return the sums of the partial sums."""
-        return [_summed(partial[0], groups, self._kind)]
+        return [_summed(partial[0], groups, self._kind, self._wraps)]
 
 
 class Mean(Accumulator):
@@ -330,7 +336,7 @@ def _by_group(values: pa.Array, codes: npt.NDArray[np.int64], count: int, functi
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
-def _summed(column: pa.Array, groups: Groups, kind: pa.DataType) -> pa.Array:
+def _summed(column: pa.Array, groups: Groups, kind: pa.DataType, wraps: bool) -> pa.Array:
     """Return each group's sum, null where it has no value."""
     codes, column = without_nulls(groups.codes, column)
     missing = _groups_without_rows(codes, groups.count)
@@ -340,7 +346,7 @@ def _summed(column: pa.Array, groups: Groups, kind: pa.DataType) -> pa.Array:
         return array_of(exact_sums(numbers, codes, groups.count), mask)
     if pa.types.is_integer(kind):
         whole = numpy_of(column.cast(pa.int64()))
-        if not len(whole) or max(int(whole.max()), -int(whole.min())) * len(whole) < _EXACT:
+        if wraps or not len(whole) or max(int(whole.max()), -int(whole.min())) * len(whole) < _EXACT:
             sums = np.zeros(groups.count, np.int64)
             np.add.at(sums, codes, whole)
             return array_of(sums, mask)
@@ -351,7 +357,14 @@ def _summed(column: pa.Array, groups: Groups, kind: pa.DataType) -> pa.Array:
     try:
         return _by_group(column, codes, groups.count, "sum").cast(kind)
     except pa.ArrowInvalid as error:
-        raise Invalid(f"a sum does not fit {kind}: {error}") from None
+        raise _too_large(kind, error) from None
+
+
+def _too_large(kind: pa.DataType, error: pa.ArrowInvalid) -> Invalid:
+    return Invalid(
+        f"a sum does not fit {kind}: add up a wider type (cast to decimal(38, 0) or double, say) under another name: "
+        f"{error}"
+    )
 
 
 def _divided(sums: pa.Array, counts: pa.Array, kind: DecimalType) -> pa.Array:
@@ -374,17 +387,14 @@ def _with_scale(column: pa.Array, scale: int) -> pa.Array:
     return pa.Array.from_buffers(kind, len(column), column.buffers(), column.null_count, column.offset)
 
 
-def _plus(prior: pa.Array, partial: pa.Array) -> pa.Array:
+def _plus(prior: pa.Array, partial: pa.Array, wraps: bool) -> pa.Array:
     """Return the sums of both; a null on one side leaves the other."""
     try:
         if pa.types.is_decimal(prior.type):
             wide = pa.decimal256(_DIGITS, prior.type.scale)
             both = pc.add(prior.cast(wide), partial.cast(wide)).cast(prior.type)
         else:
-            both = pc.add_checked(prior, partial)
+            both = (pc.add if wraps else pc.add_checked)(prior, partial)
     except pa.ArrowInvalid as error:
-        raise Invalid(
-            f"a sum does not fit {prior.type}, with spark.sql.ansi.enabled=false too: add up a wider type "
-            f"(cast to decimal(38, 0) or double, say) under another name: {error}"
-        ) from None
+        raise _too_large(prior.type, error) from None
     return pc.coalesce(both, prior, partial) if both.null_count else both

@@ -91,6 +91,7 @@ class Aggregate:
         column: What it aggregates; None for ``count()`` of rows. Several columns are one struct.
         ignore_nulls: Of ``first`` and ``last``.
         rsd: Of ``approx_count_distinct``.
+        wraps: Of ``sum``: see :class:`Sum`.
         shown: The column as messages and stored state name it; empty for its own name.
     """
 
@@ -98,6 +99,7 @@ class Aggregate:
     column: str | None = None
     ignore_nulls: bool = False
     rsd: float = 0.05
+    wraps: bool = False
     shown: str = ""
 
     def __str__(self) -> str:
@@ -135,7 +137,7 @@ class Aggregate:
         if self.function == "count":
             return Count()
         if self.function == "sum":
-            return Sum(of)
+            return Sum(of, wraps=self.wraps)
         if self.function == "mean":
             return Mean(of)
         if self.function in ("min", "max"):

@@ -12,7 +12,7 @@ from pyspark.sql.types import ArrayType, DataType, DoubleType, LongType, StructF
 
 from dstl.column_buffers import array_of, numpy_of, valid_of
 from dstl.state.codec.key_codec import refuse_unequal
-from dstl.state.frames.row_writer import arrow_schema
+from dstl.state.frames.row_writer import arrow_schema_of
 from dstl.state.vectorised.aggregate_functions import Accumulator, Columns, Extreme
 from dstl.state.vectorised.exact_sums import plain_sums
 from dstl.state.vectorised.key_codes import Codes, Groups, group_codes
@@ -41,7 +41,7 @@ class Variance(Accumulator):
         valid = valid_of(column)
         values, codes = numpy_of(column.filter(array_of(valid))), groups.codes[valid]
         count = np.bincount(codes, minlength=groups.count)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             mean = plain_sums(values, codes, groups.count) / np.maximum(count, 1)
             squares = plain_sums((values - mean[codes]) ** 2, codes, groups.count)
         rows = [array_of(squares), array_of(mean), array_of(count)]
@@ -52,9 +52,10 @@ class Variance(Accumulator):
         """Return the moments of all rows, of those of some of them."""
         squares, means, counts = (numpy_of(each, 0) for each in partial)
         codes, total = groups.codes, plain_sums(counts, groups.codes, groups.count)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             mean = plain_sums(means * counts, codes, groups.count) / np.maximum(total, 1)
-            spread = squares + counts * (means - mean[codes]) ** 2
+            # Nothing has no mean, and is no square away from one whose square overflows.
+            spread = squares + np.where(counts > 0, counts * (means - mean[codes]) ** 2, 0)
         return [array_of(plain_sums(spread, codes, groups.count)), array_of(mean), array_of(total.astype(np.int64))]
 
     def finish(self, accumulated: Columns) -> pa.Array:
@@ -113,7 +114,7 @@ class Collected(Accumulator):
         self.result = ArrayType(of, containsNull=False)
         self.state = (self.result,)
         self._once = once
-        self._kind = arrow_schema(StructType([StructField("values", self.result)])).field(0).type
+        self._kind = arrow_schema_of(StructType([StructField("values", self.result)]), "the list").field(0).type
 
     def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
         """Return the accumulators with the rows added."""

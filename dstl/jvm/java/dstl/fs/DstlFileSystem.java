@@ -283,7 +283,7 @@ public final class DstlFileSystem extends FileSystem {
       Service.put(
           Map.of(
               "path", target.toString(),
-              "run", TaskFile.writer(getConf()),
+              "run", TaskFile.writer(target, getConf()),
               "attempt", written.attempt(),
               "overwrite", overwrite,
               "token", written.token(),

@@ -6,6 +6,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.Path;
 import org.apache.spark.TaskContext;
 
 /**
@@ -73,6 +74,15 @@ final class TaskFile {
       MADE_UP.add(run);
     }
     return MADE_UP.contains(run) ? "" : run;
+  }
+
+  /**
+   * Return the run that puts a file. A query's {@code metadata} is of none: Spark writes it where the query is started,
+   * which may be the thread of another query's run.
+   */
+  static String writer(Path file, Configuration configuration) {
+    boolean begins = file.getName().equals("metadata") && !file.getParent().getName().equals("_metadata");
+    return begins ? "" : writer(configuration);
   }
 
   /** Return the run of the query that this thread works for; empty where none is known. */
