@@ -23,7 +23,7 @@ from materializer.bases.base_cache import BaseCache
 from materializer.bases.key_group_file import encode_in_pieces
 from materializer.bases.operator_bases import MaterializationPlan
 from materializer.bases.table_directory import write_table_files
-from materializer.tables import Expired, FileSnapshot, TableSnapshot
+from materializer.tables import Expired, RocksDBTableSnapshot, TableSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class BaseWriter:
             snapshot.close()
 
     async def _write_files(
-        self, operator: str, plan: MaterializationPlan, snapshot: FileSnapshot, stored: Mapping[str, TableFile]
+        self, operator: str, plan: MaterializationPlan, snapshot: RocksDBTableSnapshot, stored: Mapping[str, TableFile]
     ) -> WrittenBases | None:
         new: list[str] = []
 

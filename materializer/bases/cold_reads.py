@@ -20,7 +20,7 @@ from materializer.bases.base_cache import BaseSource
 from materializer.bases.key_group_block import Row
 from materializer.bases.key_group_index import KeyGroupIndex, read_index, tail_bytes
 from materializer.bases.loading import BaseLoad
-from materializer.tables import ENTRY_SCHEMA, LazyTable
+from materializer.tables import ENTRY_SCHEMA, HeapStateTable
 
 Asked = tuple[int, bytes | None]
 """A state and a key; without a key all of the state."""
@@ -85,7 +85,7 @@ class ColdReads:
     def __init__(
         self,
         load: BaseLoad,
-        table: LazyTable,
+        table: HeapStateTable,
         bases: Mapping[KeyGroup, KeyGroupBase],
         source: BaseSource,
         requests: asyncio.Semaphore,

@@ -20,7 +20,7 @@ from materializer.bases.base_cache import BaseSource
 from materializer.bases.base_fetch import BaseFetch, Parts, decode_ahead, join_fetches
 from materializer.bases.file_reader import TableFileReader
 from materializer.bases.table_directory import FetchedFiles, FileBases, UnusableObject
-from materializer.tables import FileTable, HeapStateTable, StateTable
+from materializer.tables import HeapStateTable, RocksDBStateTable, StateTable
 
 _log = logging.getLogger(__name__)
 PATIENCE_S = 3.0
@@ -212,7 +212,7 @@ class BaseLoad:
             await self._copy(bases, fetched)
         progress.finish()
 
-    async def _adopt(self, table: FileTable, bases: Sequence[KeyGroupBase], fetched: FetchedFiles) -> None:
+    async def _adopt(self, table: RocksDBStateTable, bases: Sequence[KeyGroupBase], fetched: FetchedFiles) -> None:
         groups = [base.key_group for base in bases]
         try:
             await call_in_thread(table.adopt, fetched.path, groups, fetched.known, fetched.row_bytes)

@@ -40,7 +40,7 @@ from materializer.bases.base_cache import BaseCache
 from materializer.bases.file_reader import TableFileReader
 from materializer.bases.operator_bases import MaterializationPlan
 from materializer.local_disk import ScratchDirectory, access
-from materializer.tables import FileSnapshot, SnapshotFile
+from materializer.tables import RocksDBTableSnapshot, SnapshotFile
 
 _MAGIC = b"DSTLTIDX"
 FORMAT_VERSION = 1  # nothing has changed since the first
@@ -160,7 +160,7 @@ class UnusableObject(CorruptData):
 async def write_table_files(
     operator: str,
     plan: MaterializationPlan,
-    snapshot: FileSnapshot,
+    snapshot: RocksDBTableSnapshot,
     stored: Mapping[str, TableFile],
     store: StoreObject,
     cache: BaseCache | None = None,

@@ -1,8 +1,8 @@
 """The restore of tables from a checkpoint: the log is replayed, then the tables serve, and bases come behind them.
 
-A table that can (:class:`~materializer.tables.LazyTable`) takes the log first and answers from then on: what a read
-needs is brought before it, out of bases in place or by loading its key groups first. Any other table has its bases
-loaded before the log. Either way a restore ends when all is loaded.
+A table that can (``as_lazy``) takes the log first and answers from then on: what a read needs is brought before it, out
+of bases in place or by loading its key groups first. Any other table has its bases loaded before the log. Either way a
+restore ends when all is loaded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from materializer.restore.log_replay import (
     replay_steps,
 )
 from materializer.restore.progress import LogLine, ProgressListener, RestoreProgress
-from materializer.tables import FileTable, HeapStateTable, StagedChanges, StateTable
+from materializer.tables import HeapStateTable, RocksDBStateTable, StateTable
+from materializer.tables.rocksdb_snapshot import SortedFile
 
 MEASURABLE_BYTES = 4 << 20  # of fewer, latency is the larger part
 
@@ -389,8 +390,9 @@ class TableRestore:
             _resume(self._table(operator))
             await call_in_thread(_apply, self._table(operator), batches)
             reach("R5")
-        for staged in piece.staged.values():
-            await call_in_thread(staged.apply)
+        for operator, staged in piece.staged.items():
+            if (table := self._table(operator).as_files) is not None:
+                await call_in_thread(table.take, staged)
         assert self._checkpoint is not None
         clock, times = self._runtime.clock, dict(self._checkpoint.logged_at)
         now, wall = clock.now(), clock.wall()
@@ -430,6 +432,6 @@ def _apply(table: StateTable, batches: Sequence[pa.RecordBatch]) -> None:
         table.apply(batch)
 
 
-def _stage(table: FileTable, batches: Sequence[pa.RecordBatch]) -> StagedChanges | None:
+def _stage(table: RocksDBStateTable, batches: Sequence[pa.RecordBatch]) -> SortedFile | None:
     """Runs in a thread."""
     return table.stage(list(join_batches(batches)))

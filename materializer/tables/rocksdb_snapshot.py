@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -179,14 +179,16 @@ class SortedFile:
     Attributes:
         entries: Keys that were put.
         payload: Bytes of their keys, user keys and values, without what a stored key adds.
+        key_groups: As given.
 
     Args:
         path: Made here, gone after :meth:`delete` or once it was taken in.
         options: Of the table that is to take it.
+        key_groups: Those whose changes are put.
     """
 
-    def __init__(self, path: Path, options: RocksDBOptions) -> None:
-        self.path = path
+    def __init__(self, path: Path, options: RocksDBOptions, key_groups: Iterable[KeyGroup]) -> None:
+        self.path, self.key_groups = path, key_groups
         self.entries = self.payload = 0
         self._records = 0
         self._writer = import_rocksdict().SstFileWriter(engine_options(options))
@@ -245,33 +247,8 @@ class SortedFile:
             self.path.unlink(missing_ok=True)
 
 
-class StagedFile:
-    """Changes in a sorted file beside the table that it is for.
-
-    Args:
-        take: Merges it into the table.
-        file: It.
-        key_groups: Those that it changes.
-    """
-
-    def __init__(
-        self, take: Callable[[SortedFile, Iterable[KeyGroup]], None], file: SortedFile, key_groups: frozenset[KeyGroup]
-    ) -> None:
-        self._take, self._file, self._key_groups = take, file, key_groups
-
-    def apply(self) -> None:
-        """Merge the changes into the table; the file is used up."""
-        self._take(self._file, self._key_groups)
-
-    def discard(self) -> None:
-        """Delete the file."""
-        self._file.delete()
-
-
-def write_changes(
-    changes: Sequence[pa.RecordBatch], path: Path, options: RocksDBOptions
-) -> tuple[SortedFile, frozenset[KeyGroup]] | None:
-    """Write change records, in their order, to a sorted file; returns it and the key groups that they change.
+def write_changes(changes: Sequence[pa.RecordBatch], path: Path, options: RocksDBOptions) -> SortedFile | None:
+    """Write change records, in their order, to a sorted file.
 
     Args:
         changes: Batches of change records; of several changes of one key the last stays.
@@ -296,14 +273,14 @@ def write_changes(
     with translated_errors(path):
         access("write", path)
         # Not compressed, which would take as long again: the file is merged into others soon.
-        file = SortedFile(path, options.model_copy(update={"compression": "none"}))
+        file = SortedFile(path, options.model_copy(update={"compression": "none"}), key_groups)
         try:
             file.add_all(last)
             file.finish()
         except BaseException:
             file.delete()
             raise
-    return file, frozenset(key_groups)
+    return file
 
 
 def _records(run: ChangeRun) -> Iterator[tuple[bytes, bytes | None]]:
