@@ -31,7 +31,7 @@ from materializer.bases.operator_bases import FinishedMaterialization, OperatorB
 from materializer.expiry import ExpirySweep
 from materializer.materialization import BaseWriter, WrittenBases
 from materializer.tables import Expired, StateTable
-from materializer.trigger import Action, Decision, MaterializationTrigger, Phase, UnmaterializedLog
+from materializer.trigger import Action, Decision, MaterializationTrigger, UnmaterializedLog
 
 _log = logging.getLogger(__name__)
 
@@ -109,10 +109,6 @@ class PeriodicMaterializationManager:
         self.replay_bytes_per_s: float | None = None
         self.is_held_up = False
 
-    def phase(self, operator: str) -> Phase:
-        """Return where the materialization of an operator stands."""
-        return self._triggers[operator].phase if operator in self._triggers else Phase.WAITING
-
     @property
     def running(self) -> str | None:
         """The operator that is being materialized."""
@@ -154,7 +150,7 @@ class PeriodicMaterializationManager:
             if bases.finished is not None:
                 continue
             decision = trigger.decide(now, log)
-            if operator in self._demanded and trigger.phase is not Phase.RUNNING and log.bytes > 0:
+            if operator in self._demanded and not trigger.is_running and log.bytes > 0:
                 decision = Decision(Action.START)
             if bases.is_loading:
                 # Whoever ends the load looks again.
