@@ -86,9 +86,9 @@ async def raw_read(checkpoint: CompletedCheckpoint, store: ObjectStore, near: Pa
     files: set[str] = set()
     for of in generations.values():
         for bases in of.values():
-            files.update(file.name for file in bases[0].files)
-            if not bases[0].files:
-                parts.setdefault(bases[0].name, []).append(bases[0])
+            files.update(file.name for file in bases[0].file.files)
+            if not bases[0].file.files:
+                parts.setdefault(bases[0].file.name, []).append(bases[0])
     segments = [step.entry.handle for step in replay_steps(checkpoint, ALL, newest)]
     decompressor = zstandard.ZstdDecompressor()
     with tempfile.TemporaryDirectory(dir=near) as copies:

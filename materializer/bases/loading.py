@@ -132,14 +132,14 @@ class BaseLoad:
             chosen = [bases[self._age[group]] for group, bases in self._left.items()]
             in_files: dict[str, list[KeyGroupBase]] = {}
             for base in chosen:
-                if base.files:
-                    in_files.setdefault(base.name, []).append(base)
+                if base.file.files:
+                    in_files.setdefault(base.file.name, []).append(base)
             # The largest first, for the first may be opened as it is.
             for bases in sorted(in_files.values(), key=len, reverse=True):
                 await self._load_files(bases)
             source = BaseSource(self._files.store, self._files.runtime, self._files.cache)
             self._pending.clear()
-            self._expect(base for base in chosen if not base.files)
+            self._expect(base for base in chosen if not base.file.files)
             async with aclosing(decode_ahead(self._by_need(), source, self.begins)) as found:
                 async for parts in found:
                     await self._load_parts(parts)
@@ -199,7 +199,7 @@ class BaseLoad:
         """Load some key groups of one base that is files."""
         progress = _Share(bases, self._advance, self._files.passes)
         try:
-            fetched = await self._files.fetch(bases[0], progress)
+            fetched = await self._files.fetch(bases[0].file, progress)
         except UnusableObject as error:
             _log.warning("%s", error)
             await self._unusable(bases, error.name)
@@ -223,7 +223,7 @@ class BaseLoad:
             await self._loaded(base, self._table)
 
     async def _copy(self, bases: Sequence[KeyGroupBase], fetched: FetchedFiles) -> None:
-        with closing(TableFileReader(fetched.path, bases[0].name)) as reader:
+        with closing(TableFileReader(fetched.path, bases[0].file.name)) as reader:
             for base in sorted(bases, key=lambda each: each.key_group not in self._urgent):
                 into: StateTable = self._table if self._lazy is None else HeapStateTable()
                 parts: Parts = [(base, reader.entries(base.key_group))]
@@ -246,13 +246,13 @@ class BaseLoad:
         older = []
         for base in bases:
             group = base.key_group
-            self.result.damaged.add(name or base.name)
+            self.result.damaged.add(name or base.file.name)
             self._age[group] += 1
             if self._age[group] == len(self._left[group]):
                 await self._load_nothing(group)
             else:
                 older.append(self._left[group][self._age[group]])
-        self._expect(base for base in older if not base.files)
+        self._expect(base for base in older if not base.file.files)
 
     async def _give_way(self) -> None:
         """Let reads in place have the processor, for a while: their batches wait, and nobody for what is loaded."""
@@ -299,7 +299,7 @@ class _Share:
 
     def __init__(self, bases: Sequence[KeyGroupBase], advance: Callable[[int], None], passes: int) -> None:
         self._share = sum(base.length for base in bases)
-        self._total = max(1, bases[0].total_size) * passes
+        self._total = max(1, bases[0].file.total_size) * passes
         self._advance = advance
         self._come = self._told = 0
 

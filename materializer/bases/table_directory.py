@@ -35,7 +35,7 @@ from dstl.store.base import ByteRange, ObjectStore
 from dstl.store.retry_policy import RetryPolicy, read_range
 from dstl.store.sealed import is_sealed
 from dstl.store.zstd_frame import decompress
-from handles.materialized_handle import KeyGroupBase, MaterializedStateHandle, TableFile
+from handles.materialized_handle import MaterializedStateHandle, TableFile
 from materializer.bases.base_cache import BaseCache
 from materializer.bases.file_reader import TableFileReader
 from materializer.bases.operator_bases import MaterializationPlan
@@ -258,11 +258,11 @@ class FileBases:
         self._making = threading.Lock()
         self._fetched: dict[str, FetchedFiles] = {}
 
-    async def fetch(self, base: KeyGroupBase, progress: Callable[[int], None]) -> FetchedFiles:
+    async def fetch(self, base: MaterializedStateHandle, progress: Callable[[int], None]) -> FetchedFiles:
         """Return a base's files; every byte has been checked.
 
         Args:
-            base: Any key group of the base.
+            base: The base.
             progress: Told of bytes that have come, and of those that the child has read.
 
         Raises:
@@ -288,9 +288,9 @@ class FileBases:
         if directory is not None:
             await call_in_thread(directory.close)
 
-    async def _fetch(self, base: KeyGroupBase, progress: Callable[[int], None]) -> FetchedFiles:
+    async def _fetch(self, base: MaterializedStateHandle, progress: Callable[[int], None]) -> FetchedFiles:
         path = await call_in_thread(self._new_directory)
-        data = await self._get(base.name, None, base.object_size, base.object_checksum)
+        data = await self._get(base.name, None, base.size, base.checksum)
         try:
             index = decode_index(data, base.files, base.name)
         except CorruptData as error:
@@ -311,7 +311,7 @@ class FileBases:
         known = tuple(SnapshotFile(file.file_name, file.size, file.checksum, file.id) for file in base.files)
         return FetchedFiles(path, known, index.row_bytes)
 
-    async def _check(self, path: Path, base: KeyGroupBase, progress: Callable[[int], None]) -> None:
+    async def _check(self, path: Path, base: MaterializedStateHandle, progress: Callable[[int], None]) -> None:
         with closing(TableFileReader(path, base.name)) as reader:
             shares = reader.check()
             try:

@@ -283,7 +283,8 @@ async def test_a_damaged_base_costs_more_log_and_nothing_else(seed: int) -> None
     async with some_world(seed, batches=8) as world:
         kept = [bases for groups in generations_of(world.newest.materialized).values() for bases in groups.values()]
         # One materialization may displace another before a checkpoint names both, and one object has many key groups.
-        newest = {bases[0].name for bases in kept if len(bases) > 1} - {old.name for bases in kept for old in bases[1:]}
+        older = {old.file.name for bases in kept for old in bases[1:]}
+        newest = {bases[0].file.name for bases in kept if len(bases) > 1} - older
         for name in sorted(newest):
             body = bytearray(await world.memory.get(name))
             body[rng.randrange(len(body))] ^= 1 << rng.randrange(8)

@@ -80,10 +80,10 @@ async def damage_newest(world: World, checkpoint: CompletedCheckpoint, rng: rand
     """Flip a bit in the newest base of each key group."""
     for groups in generations_of(checkpoint.materialized).values():
         for base in (bases[0] for bases in groups.values()):
-            body = bytearray(await world.memory.get(base.name))
+            body = bytearray(await world.memory.get(base.file.name))
             body[base.offset + rng.randrange(base.length)] ^= 1 << rng.randrange(8)
-            await world.memory.delete([base.name])
-            await world.memory.put(base.name, bytes(body))
+            await world.memory.delete([base.file.name])
+            await world.memory.put(base.file.name, bytes(body))
 
 
 class Twin:

@@ -253,7 +253,7 @@ async def test_a_restore_reads_the_parts_of_base_files_that_its_key_groups_are_a
                 wanted: dict[str, int] = {}
                 for groups in generations_of(newest.materialized).values():
                     for base in (bases[0] for group, bases in groups.items() if group in owned):
-                        wanted[base.name] = wanted.get(base.name, 0) + base.length
+                        wanted[base.file.name] = wanted.get(base.file.name, 0) + base.length
                 read.clear()
                 restored = await restore_tables(newest, world.store, owned, world.open_table, world.runtime)
                 for table in restored.tables.values():
