@@ -29,6 +29,7 @@ import google_crc32c
 import zstandard
 from pydantic_core import from_json
 
+from dstl.changelog.upload.hedged_put import StoredObject
 from dstl.errors import CorruptData, Invalid, MissingState, Unavailable
 from dstl.runtime import Runtime, all_of, call_in_thread
 from dstl.store.base import ByteRange, ObjectStore
@@ -141,8 +142,8 @@ _TOGETHER = 3
 _PIECE = 16 << 20
 """A file is fetched in pieces, for one that several runs were merged into may be large."""
 
-StoreObject = Callable[[bytes | memoryview, int], Awaitable[tuple[str, int, int]]]
-"""Stores bytes with their CRC-32C and returns name, size and checksum."""
+StoreObject = Callable[[bytes | memoryview, int], Awaitable[StoredObject]]
+"""Stores bytes with their CRC-32C."""
 
 
 class UnusableObject(CorruptData):
@@ -192,25 +193,25 @@ async def write_table_files(
             return again
         async with turn:
             data = await call_in_thread(_map_file, snapshot.path / file.name)
-            name, size, checksum = await store(data, file.checksum)
+            stored_as = await store(data, file.checksum)
             if cache is not None:
-                await call_in_thread(cache.link, name, size, snapshot.path / file.name)
-            return TableFile(file.id, name, size, checksum)
+                await call_in_thread(cache.link, stored_as.name, stored_as.size, snapshot.path / file.name)
+            return TableFile(file.id, stored_as.name, stored_as.size, stored_as.checksum)
 
     files = tuple(await all_of(name_file(file) for file in found if file.id))
     small = {file.name: await call_in_thread(_read, snapshot.path / file.name) for file in found if not file.id}
     index = encode_index(TableIndex(small, tuple((f.id, f.size, f.checksum) for f in files), snapshot.row_bytes))
-    name, size, checksum = await store(index, google_crc32c.value(index))
-    total = size + sum(file.size for file in files)
+    written = await store(index, google_crc32c.value(index))
+    total = written.size + sum(file.size for file in files)
     groups = plan.key_groups
     cuts = [total * at // len(groups) for at in range(len(groups) + 1)]
     return MaterializedStateHandle(
         operator=operator,
         materialization_id=plan.materialization_id,
         checkpoint=plan.checkpoint,
-        name=name,
-        size=size,
-        checksum=checksum,
+        name=written.name,
+        size=written.size,
+        checksum=written.checksum,
         parts=tuple((group, cuts[at], cuts[at + 1] - cuts[at]) for at, group in enumerate(groups)),
         files=files,
     )

@@ -14,6 +14,7 @@ import pytest
 from fuzz import rocksdb_files
 from fuzz.targets import CORPUS
 
+from dstl.changelog.upload.hedged_put import StoredObject
 from dstl.checkpoint.savepoint import creation
 from dstl.checkpoint.savepoint.creation import save_checkpoint
 from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
@@ -322,7 +323,7 @@ async def test_when_one_file_is_not_taken_the_upload_of_the_others_has_ended_too
     under_way: set[int] = set()
     at_most = 0
 
-    async def store(data: bytes | memoryview, checksum: int) -> tuple[str, int, int]:
+    async def store(data: bytes | memoryview, checksum: int) -> StoredObject:
         nonlocal at_most
         under_way.add(checksum)
         at_most = max(at_most, len(under_way))
