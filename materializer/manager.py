@@ -30,7 +30,7 @@ from handles.key_group import KeyGroupRange
 from materializer.bases.operator_bases import FinishedMaterialization, OperatorBases
 from materializer.expiry import ExpirySweep
 from materializer.materialization import BaseWriter, WrittenBases
-from materializer.tables import Expired, StateTable
+from materializer.tables import Expired, RocksDBTableSnapshot, StateTable
 from materializer.trigger import Action, Decision, MaterializationTrigger, UnmaterializedLog
 
 _log = logging.getLogger(__name__)
@@ -75,7 +75,6 @@ class PeriodicMaterializationManager:
             ``lastDurationOfMaterialization`` (milliseconds); ours ``materializationSyncSeconds``,
             ``materializedBytes``, ``materializationsDropped``, ``oldestUnmaterializedSeconds``,
             ``estimatedReplaySeconds``, ``expiredEntriesDropped``.
-        sweep: Drops expired entries from the tables.
 
     Attributes:
         replay_bytes_per_s: Of the last restore, if there was one that can tell.
@@ -90,14 +89,13 @@ class PeriodicMaterializationManager:
         options: MaterializationOptions,
         runtime: Runtime,
         recorder: Recorder = NullRecorder(),
-        sweep: ExpirySweep | None = None,
     ) -> None:
         self._source = source
         self._writer = writer
         self._options = options
         self._runtime = runtime
         self._recorder = recorder
-        self._sweep = sweep or ExpirySweep(runtime.clock, recorder)
+        self._sweep = ExpirySweep(runtime.clock, recorder)
         self._triggers: dict[str, MaterializationTrigger] = {}
         self._running: tuple[str, asyncio.Task[None]] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -309,7 +307,7 @@ class PeriodicMaterializationManager:
             versions,
             generations=self._options.generations,
             min_live_share=self._options.min_live_share,
-            in_files=self._options.share_files and snapshot.as_files is not None,
+            in_files=self._options.share_files and isinstance(snapshot, RocksDBTableSnapshot),
         )
         self._recorder.observe("materializationSyncSeconds", self._runtime.clock.now() - before)
         reach("M2")

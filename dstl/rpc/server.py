@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from dstl.errors import AccessDenied, DstlError, Invalid, brief
@@ -118,11 +118,6 @@ class RpcServer:
         self._beats: asyncio.TimerHandle | None = None
         self._unsaid = 0
         self._quiet_until = float("-inf")
-
-    @property
-    def calls(self) -> Collection[type[Call[Any]]]:
-        """The calls that it serves."""
-        return [kind for kind, _ in self._handlers.values()]
 
     async def listen_unix(self, path: str) -> None:
         """Listen on a unix socket; its directory must already be private (0700).

@@ -198,7 +198,8 @@ def test_every_call_has_a_name_a_role_a_reply_and_one_handler() -> None:
         assert reply_of(kind) in REPLIES
     runtime, secret = seeded_runtime(1, SystemClock()), Secret.generate()
     task_manager = TaskManagerService(lambda query: None, MemoryStore(), runtime, secret)  # type: ignore[arg-type,return-value]
-    handled = [*coordinator(MemoryStore(), runtime, secret).server.calls, *task_manager.server.calls]
+    servers = coordinator(MemoryStore(), runtime, secret).server, task_manager.server
+    handled = [kind for server in servers for kind, _ in server._handlers.values()]
     assert sorted(kind.name for kind in handled) == sorted(kind.name for kind in CALLS)
     assert set(handled) == set(CALLS)
 
