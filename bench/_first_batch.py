@@ -70,7 +70,6 @@ class ModelledStore(LocalStore):
 class GeneratedState:
     """Keys ``g, g + 128, ...`` of each key group ``g``, with values of random hexadecimal digits; a snapshot."""
 
-    as_files = None
     versions: Mapping[KeyGroup, int] = {}
 
     def __init__(self, keys: int, value_bytes: int, rng: np.random.Generator) -> None:

@@ -89,7 +89,7 @@ class BaseLoad:
         older_log: OlderLog | None = None,
     ) -> None:
         self._table = table
-        self._lazy = table.as_lazy if older_log is not None else None
+        self._lazy = table if isinstance(table, HeapStateTable) and older_log is not None else None
         self._files = files
         self._turn = turn
         self._advance = advance
@@ -205,9 +205,8 @@ class BaseLoad:
             await self._unusable(bases, error.name)
             return
         await self.begins.wait()
-        table = self._table.as_files
-        if table is not None and not self.result.loaded:
-            await self._adopt(table, bases, fetched)
+        if isinstance(self._table, RocksDBStateTable) and not self.result.loaded:
+            await self._adopt(self._table, bases, fetched)
         else:
             await self._copy(bases, fetched)
         progress.finish()

@@ -1,6 +1,6 @@
 """The restore of tables from a checkpoint: the log is replayed, then the tables serve, and bases come behind them.
 
-A table that can (``as_lazy``) takes the log first and answers from then on: what a read needs is brought before it, out
+A table in memory takes the log first and answers from then on: what a read needs is brought before it, out
 of bases in place or by loading its key groups first. Any other table has its bases loaded before the log. Either way a
 restore ends when all is loaded.
 """
@@ -312,12 +312,12 @@ class TableRestore:
             self._files,
             partial(self._advance, operator),
             self._turn,
-            None if table.as_lazy is None else partial(self._older_log, operator),
+            partial(self._older_log, operator) if isinstance(table, HeapStateTable) else None,
         )
-        if table.as_lazy is not None:
+        if isinstance(table, HeapStateTable):
             source = BaseSource(self._files.store, self._runtime, self._files.cache, fills=False)
             newest = {group: bases[0] for group, bases in groups.items()}
-            self._reads[operator] = ColdReads(load, table.as_lazy, newest, source, self._requests, self._turn)
+            self._reads[operator] = ColdReads(load, table, newest, source, self._requests, self._turn)
             # It fetches while the log is replayed, and waits with what it has.
             self._start(operator)
 
@@ -378,8 +378,8 @@ class TableRestore:
         async with aclosing(pieces):
             async for piece in pieces:
                 for operator, batches in list(piece.changes.items()):
-                    table = self._table(operator).as_files
-                    if table is not None and piece.nbytes >= LOG_SIZES.staged:
+                    table = self._table(operator)
+                    if isinstance(table, RocksDBStateTable) and piece.nbytes >= LOG_SIZES.staged:
                         staged = await call_in_thread(_stage, table, batches)
                         if staged is not None:
                             piece.stage(operator, staged)
@@ -391,8 +391,9 @@ class TableRestore:
             await call_in_thread(_apply, self._table(operator), batches)
             reach("R5")
         for operator, staged in piece.staged.items():
-            if (table := self._table(operator).as_files) is not None:
-                await call_in_thread(table.take, staged)
+            table = self._table(operator)
+            assert isinstance(table, RocksDBStateTable)
+            await call_in_thread(table.take, staged)
         assert self._checkpoint is not None
         clock, times = self._runtime.clock, dict(self._checkpoint.logged_at)
         now, wall = clock.now(), clock.wall()
@@ -422,8 +423,8 @@ async def _same(piece: LogPiece, _: BudgetLease) -> LogPiece:
 
 def _resume(table: StateTable) -> None:
     """Let a table merge its files: whatever is put one by one may be so much that it must keep up with it."""
-    if table.as_files is not None:
-        table.as_files.resume_compaction()
+    if isinstance(table, RocksDBStateTable):
+        table.resume_compaction()
 
 
 def _apply(table: StateTable, batches: Sequence[pa.RecordBatch]) -> None:

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from handles.key_group import KeyGroup
-
-if TYPE_CHECKING:
-    from materializer.tables.heap import HeapStateTable
-    from materializer.tables.rocksdb import RocksDBStateTable
-    from materializer.tables.rocksdb_snapshot import RocksDBTableSnapshot
 
 ENTRY_SCHEMA = pa.schema(
     [
@@ -95,16 +90,10 @@ class TableSnapshot(Protocol):
     def versions(self) -> Mapping[KeyGroup, int]:
         """Version of each key group at that moment; see :meth:`StateTable.version`."""
 
-    @property
-    def as_files(self) -> RocksDBTableSnapshot | None:
-        """This snapshot as files; None for a table that is stored by key groups only."""
-
-    def entries(
-        self, key_group: KeyGroup, *, page_rows: int = PAGE_ROWS, page_bytes: int = PAGE_BYTES
-    ) -> Iterator[pa.RecordBatch]:
+    def entries(self, key_group: KeyGroup) -> Iterator[pa.RecordBatch]:
         """Yield one key group's entries as pages of :data:`ENTRY_SCHEMA`, in the order it names.
 
-        A page holds at most ``page_rows`` entries and ``page_bytes`` bytes, but always at least one entry.
+        A page holds at most :data:`PAGE_ROWS` entries and :data:`PAGE_BYTES` bytes, but always at least one entry.
 
         Raises:
             Closed: The snapshot was closed.
@@ -126,20 +115,12 @@ class StateTable(Protocol):
         5. Versions of key groups only grow, over the table's whole life.
 
     A key group that was never written or restored is simply empty: who owns what is the TaskManager's
-    business.
+    business. What a table in files alone can do, or one in memory, is said there.
     """
 
     @property
     def has_failed(self) -> bool:
         """True once the disk has failed it: it may take nothing any more, and must be restored into another table."""
-
-    @property
-    def as_files(self) -> RocksDBStateTable | None:
-        """This table with what only a table in files can do; None for one in memory."""
-
-    @property
-    def as_lazy(self) -> HeapStateTable | None:
-        """This table with what it can do while bases are missing; None for one that needs them first."""
 
     def get_many(self, state: int, key_groups: KeyGroups, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the value under the empty user key of each key, None where there is none.

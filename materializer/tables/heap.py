@@ -20,7 +20,6 @@ from dstl.errors import Closed, Invalid, Unavailable
 from handles.key_group import KeyGroup
 from materializer.tables.base import (
     ENTRY_SCHEMA,
-    PAGE_BYTES,
     PAGE_ROWS,
     Expired,
     ExpiredValue,
@@ -68,7 +67,6 @@ class HeapStateTable:
     asks lets the rows that the answer needs be put there first.
     """
 
-    as_files = None
     has_failed = False
 
     def __init__(self) -> None:
@@ -82,11 +80,6 @@ class HeapStateTable:
         self._elements_order: tuple[object, list[bytes]] = (None, [])
         self._cold: dict[KeyGroup, ColdGroup] = {}
         self._closed = False
-
-    @property
-    def as_lazy(self) -> HeapStateTable:
-        """This table: it works while bases are missing."""
-        return self
 
     def chill(self, key_groups: Iterable[KeyGroup]) -> None:
         """Let empty key groups be cold.
@@ -391,8 +384,6 @@ class HeapTableSnapshot:
         versions: Version of each key group at that moment.
     """
 
-    as_files = None
-
     def __init__(
         self,
         states: dict[int, dict[KeyGroup, HeapGroup]],
@@ -404,11 +395,9 @@ class HeapTableSnapshot:
         self._release = release
         self._closed = False
 
-    def entries(
-        self, key_group: KeyGroup, *, page_rows: int = PAGE_ROWS, page_bytes: int = PAGE_BYTES
-    ) -> Iterator[pa.RecordBatch]:
+    def entries(self, key_group: KeyGroup) -> Iterator[pa.RecordBatch]:
         """Yield one key group's entries as pages, ordered by state, key, user key."""
-        builder = PageBuilder(page_rows, page_bytes)
+        builder = PageBuilder()
         for state in sorted(self._states):
             if self._closed:
                 raise Closed("the snapshot was closed while it was read: close it after its last reader")

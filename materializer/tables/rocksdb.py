@@ -79,13 +79,6 @@ class RocksDBStateTable:
         self._flushing = threading.Lock()
         self._open({})
 
-    as_lazy = None
-
-    @property
-    def as_files(self) -> RocksDBStateTable:
-        """This table."""
-        return self
-
     def adopt(
         self, files: Path, key_groups: Collection[KeyGroup], known: Iterable[SnapshotFile] = (), row_bytes: int = 0
     ) -> None:

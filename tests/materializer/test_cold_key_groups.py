@@ -331,7 +331,7 @@ async def test_a_read_that_outlives_its_load_leaves_no_file_of_the_cache_open(se
         async with Opened(world, world.memory, cache) as opened:
             operator = OPERATORS[0]
             reads, table = opened.restore._reads[operator], opened.restore.restored.tables[operator]
-            asked = {group: [(0, bytes([group]))] for group in range(GROUPS) if table.as_lazy.is_cold(group)}
+            asked = {group: [(0, bytes([group]))] for group in range(GROUPS) if table.is_cold(group)}
             for group in asked:
                 await reads._index(reads._bases[group])
             for _ in range(cold_reads.READ_COSTS.requests):
