@@ -31,7 +31,7 @@ from materializer.bases.operator_bases import FinishedMaterialization, OperatorB
 from materializer.expiry import ExpirySweep
 from materializer.materialization import BaseWriter, WrittenBases
 from materializer.tables import Expired, RocksDBTableSnapshot, StateTable
-from materializer.trigger import Action, Decision, MaterializationTrigger, UnmaterializedLog
+from materializer.trigger import Action, MaterializationTrigger, UnmaterializedLog
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +100,6 @@ class PeriodicMaterializationManager:
         self._running: tuple[str, asyncio.Task[None]] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._warned: set[str] = set()
-        self._demanded: set[str] = set()
         self._named: Sequence[FinishedMaterialization] = ()
         self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -111,11 +110,6 @@ class PeriodicMaterializationManager:
     def running(self) -> str | None:
         """The operator that is being materialized."""
         return self._running[0] if self._running else None
-
-    def demand(self) -> None:
-        """Materialize every operator that has any log as soon as it can be, whatever the triggers say."""
-        self._demanded.update(self._source.bases)
-        self.look()
 
     def look(self) -> None:
         """Decide what is due now. Called whenever the log grew, and by its own timer."""
@@ -148,8 +142,6 @@ class PeriodicMaterializationManager:
             if bases.finished is not None:
                 continue
             decision = trigger.decide(now, log)
-            if operator in self._demanded and not trigger.is_running and log.bytes > 0:
-                decision = Decision(Action.START)
             if bases.is_loading:
                 # Whoever ends the load looks again.
                 self.is_held_up |= decision.action is Action.START
@@ -159,7 +151,6 @@ class PeriodicMaterializationManager:
             elif decision.action is Action.START and self._running is None and self._source.base is not None:
                 _log.debug("materialization of %s starts: %s", operator, decision.reason)
                 trigger.started(now)
-                self._demanded.discard(operator)
                 self._start(operator, bases)
                 ask_again_at = min(ask_again_at, now + self._options.timeout_s)
             elif decision.action is Action.WAIT:
@@ -176,7 +167,6 @@ class PeriodicMaterializationManager:
         self._triggers.clear()
         self._sweep.reset()
         self._warned.clear()
-        self._demanded.clear()
         if self._running is not None:
             _, task = self._running
             self._running = None

@@ -70,7 +70,6 @@ class RestoredTables:
         bases: By operator, what its tables were loaded from and the log after it.
         bytes: Bytes of base files and segments that were read.
         changes: Change records applied.
-        fallbacks: Base files that were damaged or missing, so that older ones and more log were read.
         replay_bytes_per_s: How fast it was; None where it was too little to tell.
     """
 
@@ -78,7 +77,6 @@ class RestoredTables:
     bases: dict[str, OperatorBases] = field(default_factory=dict)
     bytes: int = 0
     changes: int = 0
-    fallbacks: tuple[str, ...] = ()
     replay_bytes_per_s: float | None = None
 
 
@@ -208,7 +206,6 @@ class TableRestore:
         restored = self.restored
         for operator, load in self._loads.items():
             restored.bases[operator].loaded(load.result.versions, load.result.damaged)
-        restored.fallbacks = tuple(sorted({name for load in self._loads.values() for name in load.result.damaged}))
         now = self._runtime.clock.now()
         if restored.bytes >= MEASURABLE_BYTES and now > self._began:
             restored.replay_bytes_per_s = restored.bytes / (now - self._began)

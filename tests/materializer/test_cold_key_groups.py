@@ -25,6 +25,7 @@ from materializer.tables import ENTRY_SCHEMA, HeapStateTable
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.virtual_time import LoopClock, virtual
 from worlds.materialization import EAGER, GROUPS, OPERATORS, World, apply
+from worlds.restored import fallbacks
 from worlds.table_changes import Change, changes, clear, content, delete, put
 
 KEYS = [bytes([n]) for n in range(256)]
@@ -227,7 +228,7 @@ async def test_a_table_is_right_while_it_is_loaded_behind_its_batches(
             opened.check_whole()
             assert opened.told[-1].finished
             assert opened.told[-2].done == opened.told[-2].total == opened.told[-1].done
-            assert not opened.restore.restored.fallbacks
+            assert not fallbacks(opened.restore.restored)
 
 
 @virtual
@@ -298,8 +299,8 @@ async def test_a_damaged_base_costs_more_log_and_nothing_else(seed: int) -> None
                 opened.change(rng)
             await loaded
             opened.check_whole()
-            assert newest.issuperset(opened.restore.restored.fallbacks)
-            assert opened.restore.restored.fallbacks
+            assert newest.issuperset(fallbacks(opened.restore.restored))
+            assert fallbacks(opened.restore.restored)
             assert opened.told[-1].done == opened.told[-1].total
 
 
@@ -317,7 +318,7 @@ async def test_a_store_that_never_answers_is_asked_again(seed: int) -> None:
                 opened.change(rng)
             await loaded
             opened.check_whole()
-            assert not opened.restore.restored.fallbacks
+            assert not fallbacks(opened.restore.restored)
             assert asyncio.get_running_loop().time() > STALL_S
 
 

@@ -20,6 +20,7 @@ from materializer.expiry import ExpiredAt, ExpirySweep
 from materializer.tables import HeapStateTable, RocksDBStateTable, StateTable
 from tests.simulation.virtual_time import LoopClock
 from worlds.ddl import parse_ddl, schemas_of_tests
+from worlds.demand import demand
 from worlds.materialization import EAGER, GROUPS, Model, World
 from worlds.memory_source import MemorySource
 from worlds.table_changes import Change, changes, put
@@ -143,7 +144,7 @@ async def test_what_is_written_again_while_the_sweep_is_under_way_survives(
         await write(world, row(0, b"z", timed(world.time_ms)))
         member = world.members[0]
         counters = member.recorder.counters
-        member.manager.demand()
+        demand(member.manager)
         for _ in range(100_000):
             if counters["expiredEntriesDropped"]:
                 break

@@ -14,6 +14,7 @@ from dstl.errors import Invalid
 from materializer.restore.restore import LogSizes
 from materializer.tables import RocksDBOptions, RocksDBStateTable
 from materializer.tables.rocksdb_snapshot import SortedFile
+from worlds.demand import demand
 from worlds.materialization import EAGER, World
 from worlds.table_changes import AWKWARD, Change, changes, clear, content, delete, put
 
@@ -114,7 +115,7 @@ async def a_world(seed: int, directory: Path) -> World:
     await world.batch_of(300)
     for _ in range(3):
         for member in world.members:
-            member.backend.tracker.manager.demand()
+            demand(member.backend.tracker.manager)
         await world.materialized()
         await world.batch_of(20)
     for size in (9, 1, 1, 30, 1, 2, 9):

@@ -33,6 +33,7 @@ from materializer.local_disk import ScratchDirectory
 from materializer.tables import HeapStateTable, RocksDBOptions, RocksDBStateTable, TableKind, open_table, rocksdb_engine
 from tests.simulation.virtual_time import seeded_runtime
 from worlds.materialization import EAGER, OPERATORS, World
+from worlds.restored import fallbacks
 from worlds.table_changes import changes, clear, put
 
 crc = google_crc32c.value
@@ -122,7 +123,7 @@ async def test_a_damaged_file_costs_the_newest_base_and_is_not_named_again(
             await world.memory.put(victim, bytes(data))
         await world.check(world.newest)
         reports = await world.start(1)
-        assert reports[0].fallbacks == (victim,)
+        assert fallbacks(reports[0]) == (victim,)
         await world.batches(3, 5)
         assert victim not in {n for h in world.newest.materialized for n in h.objects()}
         await world.check(world.newest, 3)
@@ -245,7 +246,7 @@ async def test_the_base_of_a_table_without_any_key_is_restored(seed: int, tmp_pa
         assert not any(handle.files for handle in world.newest.materialized)
         await world.check(world.newest)
         reports = await world.start(1)
-        assert reports[0].fallbacks == ()
+        assert fallbacks(reports[0]) == ()
         await world.batches(4)
         assert any(handle.files for handle in world.newest.materialized)
         await world.check(world.newest, 2)
