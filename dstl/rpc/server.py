@@ -11,7 +11,7 @@ from typing import Any
 
 from dstl.errors import AccessDenied, DstlError, Invalid, brief
 from dstl.open_files import open_file_limit
-from dstl.rpc.codec import CALL, Call, Message, decode_call, encode_reply
+from dstl.rpc.codec import CALL, Call, Message, decode_message, encode_message
 from dstl.rpc.handshake import Refusal, Role, ServerHandshake, is_vouched_for, socket_address
 from dstl.rpc.protocol import (
     BEAT,
@@ -278,7 +278,7 @@ class RpcServer:
     ) -> list[bytes | memoryview]:
         try:
             reply = await self._dispatch(peer, name, header, payload)
-            return await peer.framing.encode_async(*encode_reply(reply))
+            return await peer.framing.encode_async(*encode_message(reply))
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -292,7 +292,7 @@ class RpcServer:
             raise Invalid(f"no such call: {brief(name)}; do both sides run the same version of DSTL?")
         if kind.role not in (None, peer.role):
             raise AccessDenied(f"a {peer.role} may not call {name}")
-        return await handler(peer, decode_call(kind, header, payload))
+        return await handler(peer, decode_message(kind, header, payload))
 
 
 def _widen_queue(server: asyncio.Server) -> None:

@@ -140,10 +140,7 @@ class TaskManagerStateBackend:
         self.tracker.resumed()
         # What became of it is unknown here, so it is neither confirmed nor reset: its objects are left to the cleaner.
         self._persisted = None
-        self._drop(list(self._attempts))
-        for writer in self._writers.values():
-            writer.close()
-        self._writers.clear()
+        self._close_logs()
 
     def replace_tables(
         self,
@@ -382,10 +379,7 @@ class TaskManagerStateBackend:
 
     def close(self) -> None:
         """Drop everything that no checkpoint has, and close tables and logs; nothing is being loaded. Idempotent."""
-        self._drop(list(self._attempts))
-        for writer in self._writers.values():
-            writer.close()
-        self._writers.clear()
+        self._close_logs()
         self.committed.replace({})
 
     def _advance(self, parent: CheckpointId | None) -> None:
@@ -439,6 +433,12 @@ class TaskManagerStateBackend:
         assert attempt.partition is not None
         of_partition = range_of_partition(attempt.partition, self._max_parallelism, attempt.parallelism)
         return of_partition.intersect(self.key_groups) or of_partition
+
+    def _close_logs(self) -> None:
+        self._drop(list(self._attempts))
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
 
     def _drop(self, keys: Sequence[AttemptKey]) -> None:
         """Drop attempts' changes from the log; a log that loses changes is closed, so that logs stay dense."""
