@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, closing
 from dataclasses import dataclass
@@ -146,7 +147,12 @@ class BaseWriter:
     async def _store(self, data: bytes | memoryview, checksum: int) -> StoredObject:
         # A file that is larger is mapped, not held.
         async with self.reserve(min(len(data), 4 * self.options.file_bytes)):
-            return await self.uploader.upload(self.names.new_object("base"), data, critical=False, checksum=checksum)
+            upload = self.uploader.submit(self.names.new_object("base"), data, critical=False, checksum=checksum)
+            try:
+                return await upload
+            except asyncio.CancelledError:
+                upload.cancel()
+                raise
 
     def _packs(self, plan: MaterializationPlan, snapshot: TableSnapshot, expired: Expired | None) -> Iterator[_Pack]:
         """Yield full packs; runs in a thread, one pack at a time."""
