@@ -39,7 +39,7 @@ from dstl.taskmanager.task_manager import Components, TaskManager, table_opener
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry
 from handles.key_group import KeyGroup, KeyGroupRange
 from handles.materialized_handle import MaterializedStateHandle
-from materializer.bases.key_group_file import encode_in_pieces
+from materializer.bases.key_group_file import encode_key_group
 from materializer.tables import ENTRY_SCHEMA
 from tests.simulation.latency import LatencyModel, LatencyParameters
 
@@ -108,7 +108,7 @@ async def write_state(store: LocalStore, keys: int, args: argparse.Namespace) ->
     pieces: list[bytes] = []
     size = 0
     for group in range(GROUPS):
-        _, encoded = encode_in_pieces(state, group)
+        encoded = encode_key_group(state, group).pieces
         length = sum(map(len, encoded))
         parts.append((group, size, length))
         pieces += encoded

@@ -20,7 +20,7 @@ from dstl.store.prefetcher import BudgetLease, Prefetcher
 from handles.key_group import KeyGroup
 from handles.materialized_handle import MaterializedStateHandle
 from materializer.bases.base_cache import BaseCache
-from materializer.bases.key_group_file import encode_in_pieces
+from materializer.bases.key_group_file import encode_key_group
 from materializer.bases.operator_bases import MaterializationPlan
 from materializer.bases.table_directory import StoreObject, write_table_files
 from materializer.tables import Expired, RocksDBTableSnapshot, TableSnapshot
@@ -160,15 +160,15 @@ class BaseWriter:
         size = 0
         pack = _Pack(_EMPTY, 0, [], 0, [])
         for key_group in plan.written:
-            file, encoded = encode_in_pieces(
+            file = encode_key_group(
                 snapshot, key_group, expired=expired, compression_level=self.options.base_compression_level
             )
-            length = sum(map(len, encoded))
+            length = sum(map(len, file.pieces))
             pack.parts.append((key_group, size, length))
             pack.raw_bytes += file.raw_bytes
             if file.expired:
                 pack.expired.append(key_group)
-            pieces += encoded
+            pieces += file.pieces
             size += length
             if size >= self.options.file_bytes:
                 yield _join_pieces(pack, pieces, size)
