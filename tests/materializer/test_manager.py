@@ -11,7 +11,7 @@ from dstl.state.codec.value_codec import write_time_ms
 from dstl.store.memory import MemoryStore
 from handles.key_group import range_of_partition
 from handles.materialized_handle import generations_of
-from materializer.expiry import ExpiredAt
+from materializer.expiry import is_written_by
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.virtual_time import LoopClock
 from worlds.materialization import EAGER, GROUPS, World
@@ -295,7 +295,7 @@ def test_the_materializer_reads_write_times_as_the_state_layer_writes_them() -> 
 
     value = bytes([HAS_WRITE_TIME | 1]) + WRITE_TIME.pack(1234) + b"x"
     assert write_time_ms(value) == 1234
-    assert ExpiredAt(1234)(value)
-    assert not ExpiredAt(1233)(value)
-    assert not ExpiredAt(1 << 60)(b"\x01" + WRITE_TIME.pack(1) + b"x")
-    assert not ExpiredAt(1 << 60)(b"")
+    assert is_written_by(1234, value)
+    assert not is_written_by(1233, value)
+    assert not is_written_by(1 << 60, b"\x01" + WRITE_TIME.pack(1) + b"x")
+    assert not is_written_by(1 << 60, b"")
