@@ -220,14 +220,14 @@ class TableRestore:
         if operator in self._reads and not self._loads[operator].is_done:
             await self._reads[operator].bring(asked)
 
-    async def wait(self, operator: str, groups: Iterable[KeyGroup] | None = None) -> None:
-        """Return once some, or all, of an operator's key groups are loaded; they are loaded before others.
+    async def wait(self, operator: str) -> None:
+        """Return once all of an operator's key groups are loaded; they are loaded before others.
 
         Raises:
             DstlError: What the load has failed with meanwhile.
         """
         if operator in self._loads:
-            await self._loads[operator].wait(self._owned if groups is None else groups)
+            await self._loads[operator].wait(self._owned)
 
     async def close(self) -> None:
         """End what runs; the tables stay as they are, and who waits for more is told. Idempotent."""

@@ -269,7 +269,7 @@ async def test_few_keys_read_few_blocks_and_what_is_waited_for_comes_first(
             before = len(asked)
             await opened.restore.bring(operator, {cold[-1]: [(0, bytes([cold[-1]]))]})
             assert len(asked) == before, "what has been read was read again"
-            await opened.restore.wait(operator, [cold[-1]])
+            await opened.restore._loads[operator].wait([cold[-1]])
             assert not table.is_cold(cold[-1])
             # Those that were on their way have come before it, and few others.
             assert sum(table.is_cold(group) for group in cold) >= len(cold) - 8
