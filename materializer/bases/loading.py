@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
-from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -30,23 +29,6 @@ load that always gave way might never end."""
 _PAUSE_S = 0.005  # a part of a load takes ten times as long
 OlderLog = Callable[[KeyGroup, CheckpointId], Awaitable[list[pa.RecordBatch]]]
 """Returns a key group's changes between a base of it, or the beginning, and the checkpoint that is restored."""
-
-
-@dataclass(slots=True)
-class LoadedBases:
-    """The bases that were loaded of one operator.
-
-    Attributes:
-        loaded: Per key group, the base that it was loaded from; none where no base could be read.
-        versions: Table versions of the key groups that were loaded from their newest base.
-        damaged: Objects that could not be used.
-        lost: Key groups of which no base could be read.
-    """
-
-    loaded: dict[KeyGroup, KeyGroupBase] = field(default_factory=dict)
-    versions: dict[KeyGroup, int] = field(default_factory=dict)
-    damaged: set[str] = field(default_factory=set)
-    lost: list[KeyGroup] = field(default_factory=list)
 
 
 class BaseLoad:
@@ -73,7 +55,10 @@ class BaseLoad:
             those since the newest base only. Raises where the log does not go back so far.
 
     Attributes:
-        result: What has been loaded so far.
+        loaded: Per key group, the base that it was loaded from so far; none where no base could be read.
+        versions: Table versions of the key groups that were loaded from their newest base.
+        damaged: Objects that could not be used.
+        lost: Key groups of which no base could be read.
         reading: Reads in place that go on.
         begins: Set once a lazy table may take key groups in; what is fetched waits for it.
     """
@@ -102,7 +87,10 @@ class BaseLoad:
         self._patience_s = PATIENCE_S
         self._failure: DstlError | None = None
         self.reading = 0
-        self.result = LoadedBases()
+        self.loaded: dict[KeyGroup, KeyGroupBase] = {}
+        self.versions: dict[KeyGroup, int] = {}
+        self.damaged: set[str] = set()
+        self.lost: list[KeyGroup] = []
         self.begins = asyncio.Event()
         if self._lazy is not None:
             self._lazy.chill(self._left)
@@ -205,7 +193,7 @@ class BaseLoad:
             await self._unusable(bases, error.name)
             return
         await self.begins.wait()
-        if isinstance(self._table, RocksDBStateTable) and not self.result.loaded:
+        if isinstance(self._table, RocksDBStateTable) and not self.loaded:
             await self._adopt(self._table, bases, fetched)
         else:
             await self._copy(bases, fetched)
@@ -245,7 +233,7 @@ class BaseLoad:
         older = []
         for base in bases:
             group = base.key_group
-            self.result.damaged.add(name or base.file.name)
+            self.damaged.add(name or base.file.name)
             self._age[group] += 1
             if self._age[group] == len(self._left[group]):
                 await self._load_nothing(group)
@@ -269,13 +257,13 @@ class BaseLoad:
             await self._taken(group, into)
         else:
             del self._left[group]
-        self.result.lost.append(group)
+        self.lost.append(group)
 
     async def _loaded(self, base: KeyGroupBase, source: StateTable) -> None:
         is_newest = not self._age[base.key_group]
-        self.result.loaded[base.key_group] = base
+        self.loaded[base.key_group] = base
         if await self._taken(base.key_group, source) and is_newest:
-            self.result.versions[base.key_group] = self._table.version(base.key_group)
+            self.versions[base.key_group] = self._table.version(base.key_group)
         await self._files.runtime.clock.sleep(0)  # others are served between two that are taken down as loaded
 
     async def _taken(self, group: KeyGroup, source: StateTable) -> bool:

@@ -205,7 +205,7 @@ class TableRestore:
             raise
         restored = self.restored
         for operator, load in self._loads.items():
-            restored.bases[operator].loaded(load.result.versions, load.result.damaged)
+            restored.bases[operator].loaded(load.versions, load.damaged)
         now = self._runtime.clock.now()
         if restored.bytes >= MEASURABLE_BYTES and now > self._began:
             restored.replay_bytes_per_s = restored.bytes / (now - self._began)
@@ -278,11 +278,11 @@ class TableRestore:
             first = {operator: load for operator, load in self._loads.items() if not load.is_lazy}
             for operator, load in first.items():
                 await load.run()
-                self._check_found(operator, load.result.lost)
-            if any(load.result.damaged for load in first.values()):
+                self._check_found(operator, load.lost)
+            if any(load.damaged for load in first.values()):
                 await log.aclose()
                 self._expect(steps, -1)
-                after |= {op: {g: b.checkpoint for g, b in load.result.loaded.items()} for op, load in first.items()}
+                after |= {op: {g: b.checkpoint for g, b in load.loaded.items()} for op, load in first.items()}
                 steps = replay_steps(checkpoint, self._owned, after, self._operator)
                 self._expect(steps, 1)
                 log = self._pieces(steps)
@@ -363,7 +363,7 @@ class TableRestore:
         for entry in self._checkpoint.truncated:
             gone = [group for group in lost if group in entry.key_groups]
             if entry.operator == operator and gone:
-                names = ", ".join(sorted(self._loads[operator].result.damaged))
+                names = ", ".join(sorted(self._loads[operator].damaged))
                 raise CorruptData(f"every base of key group {gone[0]} of {operator} is damaged or missing: {names}")
 
     async def _prepare(self, pieces: AsyncGenerator[LogPiece]) -> AsyncGenerator[LogPiece]:

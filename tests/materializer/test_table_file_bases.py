@@ -173,9 +173,8 @@ async def test_files_that_kill_who_reads_them_cost_their_base_and_no_process(
                 asyncio.Semaphore(1),
             )
             await load.run()
-            loaded = load.result
-        assert {group: base.checkpoint for group, base in loaded.loaded.items()} == dict.fromkeys(good, 1)
-        assert loaded.damaged == {"q/w/2.index"}
+        assert {group: base.checkpoint for group, base in load.loaded.items()} == dict.fromkeys(good, 1)
+        assert load.damaged == {"q/w/2.index"}
         assert table.get_many(1, [3], [b"key7"]) == [b"value" * 4]
     assert sum(told) >= 4
 
