@@ -39,7 +39,7 @@ from dstl.taskmanager.task_manager import Components, TaskManager, table_opener
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry
 from handles.key_group import KeyGroup, KeyGroupRange
 from handles.materialized_handle import MaterializedStateHandle
-from materializer.bases.key_group_file import encode_in_pieces
+from materializer.bases.key_group_file import encode_key_group
 from materializer.tables import ENTRY_SCHEMA
 from tests.simulation.latency import LatencyModel, LatencyParameters
 
@@ -70,7 +70,6 @@ class ModelledStore(LocalStore):
 class GeneratedState:
     """Keys ``g, g + 128, ...`` of each key group ``g``, with values of random hexadecimal digits; a snapshot."""
 
-    as_files = None
     versions: Mapping[KeyGroup, int] = {}
 
     def __init__(self, keys: int, value_bytes: int, rng: np.random.Generator) -> None:
@@ -109,7 +108,7 @@ async def write_state(store: LocalStore, keys: int, args: argparse.Namespace) ->
     pieces: list[bytes] = []
     size = 0
     for group in range(GROUPS):
-        _, encoded = encode_in_pieces(state, group)
+        encoded = encode_key_group(state, group).pieces
         length = sum(map(len, encoded))
         parts.append((group, size, length))
         pieces += encoded

@@ -36,6 +36,7 @@ from bench._state_job import (
     store_name,
 )
 from dstl.options import MaterializationOptions
+from tests.worlds.demand import demand
 
 _WARM_UP = 2
 _NO_KEYS = np.empty(0, np.int64)
@@ -61,7 +62,7 @@ async def _snapshot(job: StateJob) -> float:
     """Checkpoint the tables as they are; return the milliseconds that it took."""
     began = time.perf_counter()
     done = job.recorder.counters["completedMaterialization"]
-    job.manager.demand()
+    demand(job.manager)
     await job.settled()
     if job.recorder.counters["completedMaterialization"] == done:
         raise SystemExit("a materialization failed: nothing is measured")

@@ -28,6 +28,7 @@ from bench._figures import print_figures
 from bench._state_job import add_job_arguments, in_directory, keys_of, local_job
 from dstl.monitoring.cost import Cost, cost_of_day
 from dstl.options import MaterializationOptions
+from tests.worlds.demand import demand
 
 DAY_S = 86_400.0
 MONTH_DAYS = 30
@@ -91,7 +92,7 @@ async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     keys = keys_of(args, args.state_mb)
     async with local_job(args, directory, MaterializationOptions(min_pause_s=0, interval_s=1e9)) as job:
         await job.load(keys)
-        job.manager.demand()
+        demand(job.manager)
         await job.settled()
         before = job.store.calls.copy()
         for _ in range(args.batches):

@@ -54,6 +54,7 @@ from handles.key_group import KeyGroupRange
 from handles.materialized_handle import KeyGroupBase, generations_of
 from materializer.bases.key_group_index import KeyGroupIndex, read_index
 from materializer.restore.log_replay import replay_steps
+from tests.worlds.demand import demand
 from tests.worlds.restored import restore_tables
 
 ALL = KeyGroupRange.all(GROUPS)
@@ -63,7 +64,7 @@ QUIET = MaterializationOptions(interval_s=1e9, min_pause_s=0, log_to_state_ratio
 async def materialize_now(job: StateJob) -> None:
     """Materialize everything, and have a checkpoint name it."""
     await job.batch(np.arange(0))
-    job.manager.demand()
+    demand(job.manager)
     await job.settled()
     await job.batch(np.arange(0))
 
@@ -86,9 +87,9 @@ async def raw_read(checkpoint: CompletedCheckpoint, store: ObjectStore, near: Pa
     files: set[str] = set()
     for of in generations.values():
         for bases in of.values():
-            files.update(file.name for file in bases[0].files)
-            if not bases[0].files:
-                parts.setdefault(bases[0].name, []).append(bases[0])
+            files.update(file.name for file in bases[0].file.files)
+            if not bases[0].file.files:
+                parts.setdefault(bases[0].file.name, []).append(bases[0])
     segments = [step.entry.handle for step in replay_steps(checkpoint, ALL, newest)]
     decompressor = zstandard.ZstdDecompressor()
     with tempfile.TemporaryDirectory(dir=near) as copies:

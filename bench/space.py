@@ -20,6 +20,7 @@ from bench._state_job import GROUPS, OPERATOR, StateJob, add_job_arguments, in_d
 from dstl.checkpoint.assembly import recovery_work
 from dstl.options import MaterializationOptions
 from materializer.bases.key_group_file import encode_key_group
+from tests.worlds.demand import demand
 
 
 async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
@@ -31,7 +32,7 @@ async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     async with local_job(args, directory, options) as job:
         await job.load(keys)
         await job.batch(np.arange(0))
-        job.manager.demand()
+        demand(job.manager)
         await job.settled()
         await job.batch(np.arange(0))
         await job.batch(np.arange(0))

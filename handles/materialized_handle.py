@@ -114,18 +114,7 @@ class MaterializedStateHandle(BaseModel):
     def bases(self) -> Iterator[KeyGroupBase]:
         """Yield the parts one by one."""
         for key_group, offset, length in self.parts:
-            yield KeyGroupBase(
-                self.operator,
-                key_group,
-                self.checkpoint,
-                self.materialization_id,
-                self.name,
-                self.size,
-                self.checksum,
-                offset,
-                length,
-                self.files,
-            )
+            yield KeyGroupBase(self, key_group, self.checkpoint, offset, length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,39 +122,18 @@ class KeyGroupBase:
     """One key group in one base file.
 
     Attributes:
-        operator: The operator's uid.
+        file: The base file.
         key_group: The key group.
-        checkpoint: Valid at this checkpoint.
-        materialization_id: Which materialization wrote it.
-        name: The object.
-        object_size: Length of the object in bytes.
-        object_checksum: CRC-32C of the object.
-        offset: Where the part begins in it.
+        checkpoint: Valid at this checkpoint: the file's, or a later one until which the key group has not changed.
+        offset: Where the part begins in the object.
         length: Length of the part in bytes.
-        files: Of a table in files: see :class:`MaterializedStateHandle`.
     """
 
-    operator: str
+    file: MaterializedStateHandle
     key_group: KeyGroup
     checkpoint: int
-    materialization_id: int
-    name: str
-    object_size: int
-    object_checksum: int
     offset: int
     length: int
-    files: tuple[TableFile, ...] = ()
-
-    @property
-    def total_size(self) -> int:
-        """Bytes of all objects that the base lies in."""
-        return self.object_size + sum(file.size for file in self.files)
-
-    def objects(self) -> Iterator[str]:
-        """Yield the names of the objects that the base lies in."""
-        yield self.name
-        for file in self.files:
-            yield file.name
 
 
 class WithKeyGroups(BaseModel):
@@ -269,7 +237,7 @@ def advance(known: Generations, report: MaterializationReport, keep: int) -> Gen
     for group in report.key_groups:
         bases = known.get(group, ())
         if group in unchanged:
-            if not bases or bases[0].materialization_id != unchanged[group]:
+            if not bases or bases[0].file.materialization_id != unchanged[group]:
                 raise ValueError(
                     f"key group {group} of {report.operator} is reported unchanged since materialization "
                     f"{unchanged[group]}, which is not its newest base"
@@ -277,7 +245,7 @@ def advance(known: Generations, report: MaterializationReport, keep: int) -> Gen
             # An older generation with another content stays where it is.
             newest = bases[0].checkpoint
             bases = tuple(replace(b, checkpoint=report.checkpoint) if b.checkpoint == newest else b for b in bases)
-        sound = tuple(base for base in bases if damaged.isdisjoint(base.objects()))
+        sound = tuple(base for base in bases if damaged.isdisjoint(base.file.objects()))
         kept = ((fresh[group], *sound) if group in fresh else sound)[:keep]
         if kept:
             after[group] = kept
@@ -300,11 +268,11 @@ def reusable_files(known: Generations, damaged: Iterable[str], keep: int) -> dic
     stays: set[str] = set()
     leaves: dict[str, TableFile] = {}
     for bases in known.values():
-        sound = [base for base in bases if unsound.isdisjoint(base.objects())]
+        sound = [base for base in bases if unsound.isdisjoint(base.file.objects())]
         for base in sound[: keep - 1]:
-            stays.update(base.objects())
+            stays.update(base.file.objects())
         for base in bases:
-            leaves.update((file.name, file) for file in base.files)
+            leaves.update((file.name, file) for file in base.file.files)
     return {file.id: file for name, file in leaves.items() if name not in stays and name not in unsound}
 
 
@@ -314,20 +282,15 @@ def handles_of(generations: Mapping[str, Generations]) -> tuple[MaterializedStat
     for operator in sorted(generations):
         for bases in generations[operator].values():
             for base in bases:
-                key = (operator, -base.checkpoint, -base.materialization_id, base.name)
-                files.setdefault(key, []).append(base)
+                files.setdefault((operator, *_age(base), base.file.name), []).append(base)
     return tuple(
-        MaterializedStateHandle(
-            operator=parts[0].operator,
-            materialization_id=parts[0].materialization_id,
-            checkpoint=parts[0].checkpoint,
-            name=parts[0].name,
-            size=parts[0].object_size,
-            checksum=parts[0].object_checksum,
-            parts=tuple(sorted((b.key_group, b.offset, b.length) for b in parts)),
-            files=parts[0].files,
+        bases[0].file.model_copy(
+            update={
+                "checkpoint": bases[0].checkpoint,
+                "parts": tuple(sorted((base.key_group, base.offset, base.length) for base in bases)),
+            }
         )
-        for _, parts in sorted(files.items())
+        for _, bases in sorted(files.items())
     )
 
 
@@ -336,9 +299,9 @@ def live_bytes(generations: Iterable[Sequence[KeyGroupBase]]) -> dict[str, int]:
     live: dict[str, int] = {}
     for bases in generations:
         for base in bases:
-            live[base.name] = live.get(base.name, 0) + base.length
+            live[base.file.name] = live.get(base.file.name, 0) + base.length
     return live
 
 
 def _age(base: KeyGroupBase) -> tuple[int, int]:
-    return -base.checkpoint, -base.materialization_id
+    return -base.checkpoint, -base.file.materialization_id

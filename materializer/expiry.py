@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dstl.metrics import NullRecorder, Recorder
@@ -26,22 +26,12 @@ _LONGEST_REST_S = 0.02
 """A machine that stalls makes a piece look long."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExpiredAt:
-    """Says whether a value was written at this moment or before.
-
-    Attributes:
-        latest_dead_ms: Unix milliseconds.
-    """
-
-    latest_dead_ms: int
-
-    def __call__(self, value: bytes, /) -> bool:
-        """Return True to drop the entry; a value without a write time never expires."""
-        if len(value) <= _WRITE_TIME.size or not value[0] & _HAS_WRITE_TIME:
-            return False
-        written: int = _WRITE_TIME.unpack_from(value, 1)[0]
-        return written <= self.latest_dead_ms
+def is_written_by(latest_ms: int, value: bytes, /) -> bool:
+    """Return whether a value was written at this Unix millisecond or before; one without a write time never expires."""
+    if len(value) <= _WRITE_TIME.size or not value[0] & _HAS_WRITE_TIME:
+        return False
+    written: int = _WRITE_TIME.unpack_from(value, 1)[0]
+    return written <= latest_ms
 
 
 def expired_at(ttl_ms: Mapping[int, int], now_ms: int | None) -> Expired:
@@ -54,7 +44,7 @@ def expired_at(ttl_ms: Mapping[int, int], now_ms: int | None) -> Expired:
     """
     if now_ms is None:
         return {}
-    return {state: ExpiredAt(now_ms - ttl) for state, ttl in ttl_ms.items() if ttl > 0}
+    return {state: partial(is_written_by, now_ms - ttl) for state, ttl in ttl_ms.items() if ttl > 0}
 
 
 def times_to_live(registry: Mapping[str, Any]) -> dict[int, int]:

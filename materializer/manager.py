@@ -30,8 +30,8 @@ from handles.key_group import KeyGroupRange
 from materializer.bases.operator_bases import FinishedMaterialization, OperatorBases
 from materializer.expiry import ExpirySweep
 from materializer.materialization import BaseWriter, WrittenBases
-from materializer.tables import Expired, StateTable
-from materializer.trigger import Action, Decision, MaterializationTrigger, Phase, UnmaterializedLog
+from materializer.tables import Expired, RocksDBTableSnapshot, StateTable
+from materializer.trigger import Action, MaterializationTrigger, UnmaterializedLog
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,6 @@ class PeriodicMaterializationManager:
             ``lastDurationOfMaterialization`` (milliseconds); ours ``materializationSyncSeconds``,
             ``materializedBytes``, ``materializationsDropped``, ``oldestUnmaterializedSeconds``,
             ``estimatedReplaySeconds``, ``expiredEntriesDropped``.
-        sweep: Drops expired entries from the tables.
 
     Attributes:
         replay_bytes_per_s: Of the last restore, if there was one that can tell.
@@ -90,38 +89,27 @@ class PeriodicMaterializationManager:
         options: MaterializationOptions,
         runtime: Runtime,
         recorder: Recorder = NullRecorder(),
-        sweep: ExpirySweep | None = None,
     ) -> None:
         self._source = source
         self._writer = writer
         self._options = options
         self._runtime = runtime
         self._recorder = recorder
-        self._sweep = sweep or ExpirySweep(runtime.clock, recorder)
+        self._sweep = ExpirySweep(runtime.clock, recorder)
         self._triggers: dict[str, MaterializationTrigger] = {}
         self._running: tuple[str, asyncio.Task[None]] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._warned: set[str] = set()
-        self._demanded: set[str] = set()
         self._named: Sequence[FinishedMaterialization] = ()
         self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
         self.replay_bytes_per_s: float | None = None
         self.is_held_up = False
 
-    def phase(self, operator: str) -> Phase:
-        """Return where the materialization of an operator stands."""
-        return self._triggers[operator].phase if operator in self._triggers else Phase.WAITING
-
     @property
     def running(self) -> str | None:
         """The operator that is being materialized."""
         return self._running[0] if self._running else None
-
-    def demand(self) -> None:
-        """Materialize every operator that has any log as soon as it can be, whatever the triggers say."""
-        self._demanded.update(self._source.bases)
-        self.look()
 
     def look(self) -> None:
         """Decide what is due now. Called whenever the log grew, and by its own timer."""
@@ -154,8 +142,6 @@ class PeriodicMaterializationManager:
             if bases.finished is not None:
                 continue
             decision = trigger.decide(now, log)
-            if operator in self._demanded and trigger.phase is not Phase.RUNNING and log.bytes > 0:
-                decision = Decision(Action.START)
             if bases.is_loading:
                 # Whoever ends the load looks again.
                 self.is_held_up |= decision.action is Action.START
@@ -165,7 +151,6 @@ class PeriodicMaterializationManager:
             elif decision.action is Action.START and self._running is None and self._source.base is not None:
                 _log.debug("materialization of %s starts: %s", operator, decision.reason)
                 trigger.started(now)
-                self._demanded.discard(operator)
                 self._start(operator, bases)
                 ask_again_at = min(ask_again_at, now + self._options.timeout_s)
             elif decision.action is Action.WAIT:
@@ -182,7 +167,6 @@ class PeriodicMaterializationManager:
         self._triggers.clear()
         self._sweep.reset()
         self._warned.clear()
-        self._demanded.clear()
         if self._running is not None:
             _, task = self._running
             self._running = None
@@ -313,7 +297,7 @@ class PeriodicMaterializationManager:
             versions,
             generations=self._options.generations,
             min_live_share=self._options.min_live_share,
-            in_files=self._options.share_files and snapshot.as_files is not None,
+            in_files=self._options.share_files and isinstance(snapshot, RocksDBTableSnapshot),
         )
         self._recorder.observe("materializationSyncSeconds", self._runtime.clock.now() - before)
         reach("M2")

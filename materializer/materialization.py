@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, aclosing, closing
 from dataclasses import dataclass
-from functools import partial
 
 import google_crc32c
 import numpy as np
@@ -17,13 +16,14 @@ from dstl.changelog.upload.uploader import Uploader
 from dstl.crash_points import reach
 from dstl.options import MaterializationOptions
 from dstl.runtime import call_in_thread
+from dstl.store.prefetcher import BudgetLease, Prefetcher
 from handles.key_group import KeyGroup
-from handles.materialized_handle import MaterializedStateHandle, TableFile
+from handles.materialized_handle import MaterializedStateHandle
 from materializer.bases.base_cache import BaseCache
-from materializer.bases.key_group_file import encode_in_pieces
+from materializer.bases.key_group_file import encode_key_group
 from materializer.bases.operator_bases import MaterializationPlan
-from materializer.bases.table_directory import write_table_files
-from materializer.tables import Expired, FileSnapshot, TableSnapshot
+from materializer.bases.table_directory import StoreObject, write_table_files
+from materializer.tables import Expired, RocksDBTableSnapshot, TableSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,78 +86,73 @@ class BaseWriter:
         Raises:
             DstlError: The store did not take a file, or the snapshot cannot be read.
         """
-        files = snapshot.as_files
-        if plan.files is not None and files is not None:
-            try:
-                written = await self._write_files(operator, plan, files, plan.files)
-            except BaseException:
-                snapshot.close()
-                raise
-            if written is not None:
-                snapshot.close()
-                return written
-        loop = asyncio.get_running_loop()
-        packs = self._packs(plan, snapshot, expired)
-        handles: list[MaterializedStateHandle] = []
-        raw_bytes = 0
-        dropped: list[KeyGroup] = []
-        upload: asyncio.Task[StoredObject] | None = None
-        on_its_way: _Pack | None = None
-        encoding: asyncio.Future[_Pack | None] | None = None
-        try:
-            while True:
-                encoding = loop.run_in_executor(None, partial(next, packs, None))
-                pack = await encoding
-                if pack is None:
-                    snapshot.close()
-                if upload is not None and on_its_way is not None:
-                    stored = await upload
-                    handles.append(_handle(operator, plan, on_its_way, stored))
-                    reach("M3")
-                    if self.cache is not None:
-                        await call_in_thread(self.cache.put, stored.name, on_its_way.data)
-                if pack is None:
-                    return WrittenBases(tuple(handles), raw_bytes, tuple(dropped))
-                raw_bytes += pack.raw_bytes
-                dropped += pack.expired
-                on_its_way, upload = pack, loop.create_task(self._store(pack.data, pack.checksum))
-        except BaseException:
-            if upload is not None:
-                upload.cancel()
-                await asyncio.gather(upload, return_exceptions=True)
-                if not upload.cancelled() and upload.exception() is None:
-                    handles.append(_handle(operator, plan, on_its_way or _NOTHING, upload.result()))
-            if encoding is not None and not encoding.done():
-                # The thread reads the snapshot still: it must not be closed under it.
-                await asyncio.wait([encoding])
-            if handles:
-                self.discard(sorted({handle.name for handle in handles}))
-            raise
-        finally:
-            snapshot.close()
-
-    async def _write_files(
-        self, operator: str, plan: MaterializationPlan, snapshot: FileSnapshot, stored: Mapping[str, TableFile]
-    ) -> WrittenBases | None:
         new: list[str] = []
 
-        async def store(data: bytes | memoryview, checksum: int) -> tuple[str, int, int]:
-            done = await self._store(data, checksum)
-            new.append(done.name)
-            return done.name, done.size, done.checksum
+        async def store(data: bytes | memoryview, checksum: int) -> StoredObject:
+            stored = await self._store(data, checksum)
+            new.append(stored.name)
+            return stored
 
         try:
-            handle = await write_table_files(operator, plan, snapshot, stored, store, self.cache)
-            return None if handle is None else WrittenBases((handle,), 0, ())
+            with closing(snapshot):
+                if plan.files is not None and isinstance(snapshot, RocksDBTableSnapshot):
+                    handle = await write_table_files(operator, plan, snapshot, plan.files, store, self.cache)
+                    if handle is not None:
+                        return WrittenBases((handle,), 0, ())
+                return await self._write_packs(operator, plan, snapshot, expired, store)
         except BaseException:
             if new:
                 self.discard(sorted(new))
             raise
 
+    async def _write_packs(
+        self,
+        operator: str,
+        plan: MaterializationPlan,
+        snapshot: TableSnapshot,
+        expired: Expired | None,
+        store: StoreObject,
+    ) -> WrittenBases:
+        packs = self._packs(plan, snapshot, expired)
+
+        async def encoded() -> AsyncGenerator[_Pack]:
+            while (pack := await call_in_thread(next, packs, None)) is not None:
+                yield pack
+            snapshot.close()  # the last file is uploaded without it
+
+        async def upload(pack: _Pack, _: BudgetLease) -> WrittenBases:
+            stored = await store(pack.data, pack.checksum)
+            reach("M3")
+            if self.cache is not None:
+                await call_in_thread(self.cache.put, stored.name, pack.data)
+            handle = MaterializedStateHandle(
+                operator=operator,
+                materialization_id=plan.materialization_id,
+                checkpoint=plan.checkpoint,
+                name=stored.name,
+                size=stored.size,
+                checksum=stored.checksum,
+                parts=tuple(pack.parts),
+            )
+            return WrittenBases((handle,), pack.raw_bytes, tuple(pack.expired))
+
+        async with aclosing(Prefetcher(encoded(), upload, cost=lambda pack: len(pack.data), max_bytes=0)) as uploads:
+            written = [each async for each in uploads]
+        return WrittenBases(
+            tuple(handle for each in written for handle in each.handles),
+            sum(each.raw_bytes for each in written),
+            tuple(group for each in written for group in each.expired),
+        )
+
     async def _store(self, data: bytes | memoryview, checksum: int) -> StoredObject:
         # A file that is larger is mapped, not held.
         async with self.reserve(min(len(data), 4 * self.options.file_bytes)):
-            return await self.uploader.upload(self.names.new_object("base"), data, critical=False, checksum=checksum)
+            upload = self.uploader.submit(self.names.new_object("base"), data, critical=False, checksum=checksum)
+            try:
+                return await upload
+            except asyncio.CancelledError:
+                upload.cancel()
+                raise
 
     def _packs(self, plan: MaterializationPlan, snapshot: TableSnapshot, expired: Expired | None) -> Iterator[_Pack]:
         """Yield full packs; runs in a thread, one pack at a time."""
@@ -165,15 +160,15 @@ class BaseWriter:
         size = 0
         pack = _Pack(_EMPTY, 0, [], 0, [])
         for key_group in plan.written:
-            file, encoded = encode_in_pieces(
+            file = encode_key_group(
                 snapshot, key_group, expired=expired, compression_level=self.options.base_compression_level
             )
-            length = sum(map(len, encoded))
+            length = sum(map(len, file.pieces))
             pack.parts.append((key_group, size, length))
             pack.raw_bytes += file.raw_bytes
             if file.expired:
                 pack.expired.append(key_group)
-            pieces += encoded
+            pieces += file.pieces
             size += length
             if size >= self.options.file_bytes:
                 yield _join_pieces(pack, pieces, size)
@@ -183,7 +178,6 @@ class BaseWriter:
 
 
 _EMPTY = memoryview(b"")
-_NOTHING = _Pack(_EMPTY, 0, [(0, 0, 0)], 0, [])
 
 
 def _join_pieces(pack: _Pack, pieces: list[bytes], size: int) -> _Pack:
@@ -197,15 +191,3 @@ def _join_pieces(pack: _Pack, pieces: list[bytes], size: int) -> _Pack:
     pack.checksum = google_crc32c.extend(0, whole)
     pack.data = whole.data
     return pack
-
-
-def _handle(operator: str, plan: MaterializationPlan, pack: _Pack, stored: StoredObject) -> MaterializedStateHandle:
-    return MaterializedStateHandle(
-        operator=operator,
-        materialization_id=plan.materialization_id,
-        checkpoint=plan.checkpoint,
-        name=stored.name,
-        size=stored.size,
-        checksum=stored.checksum,
-        parts=tuple(pack.parts),
-    )

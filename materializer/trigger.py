@@ -10,22 +10,12 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dstl.errors import Invalid
 from dstl.options import TriggerOptions
 from dstl.runtime import Backoff, Runtime
 
 
-class Phase(StrEnum):
-    """The phase of one operator's materialization. ``WAITING`` and ``BACKING_OFF`` lead to ``RUNNING``; that to
-    ``WAITING`` (success) or ``BACKING_OFF`` (failure)."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    BACKING_OFF = "backing_off"
-
-
 class Reason(StrEnum):
-    """The reason of a materialization; also a metric's label."""
+    """The reason of a materialization."""
 
     LOG_TO_STATE = "log_to_state"
     REPLAY = "replay"
@@ -94,7 +84,7 @@ class MaterializationTrigger:
     Pure: time is an argument, randomness injected. Not thread-safe.
 
     Attributes:
-        phase: The phase of the materialization.
+        is_running: One was started and has not ended.
         failures: Failures in a row.
 
     Args:
@@ -113,16 +103,11 @@ class MaterializationTrigger:
         self._restarted_at = now
         self._started_at = now
         self.failures = 0
-        self.phase = Phase.WAITING
-
-    @property
-    def exhausted(self) -> bool:
-        """True once more failures than tolerated came in a row; it goes on trying all the same."""
-        return self.failures > self._options.tolerated_failures
+        self.is_running = False
 
     def decide(self, now: float, log: UnmaterializedLog) -> Decision:
         """Say what to do at this moment."""
-        if self.phase is Phase.RUNNING:
+        if self.is_running:
             deadline = self._started_at + self._options.timeout_s
             return Decision(Action.ABANDON) if now >= deadline else Decision(Action.WAIT, ask_again_at=deadline)
         if log.bytes <= 0:
@@ -144,47 +129,34 @@ class MaterializationTrigger:
         return since + self._options.overdue_s if log.bytes > 0 else math.inf
 
     def started(self, now: float) -> None:
-        """Report that a materialization began.
-
-        Raises:
-            Invalid: One is running.
-        """
-        if self.phase is Phase.RUNNING:
-            raise Invalid("a materialization of this operator is running: end it first")
-        self.phase = Phase.RUNNING
+        """Report that a materialization began."""
+        assert not self.is_running
+        self.is_running = True
         self._started_at = now
         self._interval_due = now + self._options.interval_s
 
     def succeeded(self, now: float) -> None:
-        """Report that it is complete.
-
-        Raises:
-            Invalid: None is running.
-        """
-        self._end(Phase.WAITING)
+        """Report that it is complete."""
+        assert self.is_running
+        self.is_running = False
         self.failures = 0
         self._not_before = now + self._options.min_pause_s
 
     def failed(self, now: float) -> bool:
         """Report that it failed, or was abandoned; return whether the failure is tolerated.
 
-        Raises:
-            Invalid: None is running.
+        It is tried again all the same.
         """
-        self._end(Phase.BACKING_OFF)
+        assert self.is_running
+        self.is_running = False
         self.failures += 1
         self._not_before = now + self._backoff.after(self.failures, self._rng)
-        return not self.exhausted
-
-    def _end(self, phase: Phase) -> None:
-        if self.phase is not Phase.RUNNING:
-            raise Invalid("no materialization of this operator is running")
-        self.phase = phase
+        return self.failures <= self._options.tolerated_failures
 
     def _due(self, now: float, log: UnmaterializedLog) -> tuple[Reason, float]:
         """Return the first reason that holds, or the one that will hold first, and when."""
         options = self._options
-        if self.phase is Phase.BACKING_OFF:
+        if self.failures:
             return Reason.RETRY, now
         bound = self._bound(log)
         if bound is not None:

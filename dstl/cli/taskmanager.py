@@ -22,7 +22,7 @@ from dstl.process.launch_spec import LaunchSpec
 from dstl.process.lifecycle import ProcessLife, tune_interpreter
 from dstl.rpc.client import Address
 from dstl.rpc.protocol import Secret
-from dstl.taskmanager.process_metrics import TaskManagerMetrics
+from dstl.taskmanager.process_metrics import process_sample
 
 _SECRET = "DSTL_SECRET"
 _LOG_LEVEL = "DSTL_LOG_LEVEL"
@@ -100,8 +100,7 @@ def taskmanager(
 
 
 def _serve_metrics(recorder: MetricSet, name: str, host: str, port: int) -> PageServer:
-    own = TaskManagerMetrics(recorder)
-    exposition = Exposition(lambda: [Labelled({"task_manager": name}, own.sample(), "taskmanager")])
+    exposition = Exposition(lambda: [Labelled({"task_manager": name}, process_sample(recorder), "taskmanager")])
     return PageServer({"/metrics": lambda _: Reply(exposition.render(), CONTENT_TYPE)}, host, port)
 
 

@@ -34,20 +34,6 @@ class Labelled:
     source: str = ""
 
 
-def check_prometheus() -> None:
-    """Refuse to go on without Prometheus's client library.
-
-    Raises:
-        Invalid: It is not installed; names the extra.
-    """
-    try:
-        import prometheus_client  # noqa: F401
-    except ModuleNotFoundError:
-        raise Invalid(
-            "an endpoint for metrics needs prometheus_client: pip install 'dstl-pyspark[prometheus]'"
-        ) from None
-
-
 class Exposition:
     """Renders samples under the names of the registry; names that are not in it are left out. Thread-safe.
 
@@ -59,9 +45,12 @@ class Exposition:
     """
 
     def __init__(self, samples: Callable[[], Iterable[Labelled]]) -> None:
-        check_prometheus()
-        from prometheus_client import CollectorRegistry
-
+        try:
+            from prometheus_client import CollectorRegistry
+        except ModuleNotFoundError:
+            raise Invalid(
+                "an endpoint for metrics needs prometheus_client: pip install 'dstl-pyspark[prometheus]'"
+            ) from None
         self._samples = samples
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)

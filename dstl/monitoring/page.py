@@ -27,18 +27,6 @@ _RECENT = 240
 """Columns of a chart: four of its 1,000 units each, the narrowest that a pointer finds."""
 
 
-def check_jinja() -> None:
-    """Refuse to go on without the template library.
-
-    Raises:
-        Invalid: It is not installed; names the extra.
-    """
-    try:
-        import jinja2  # noqa: F401
-    except ModuleNotFoundError:
-        raise Invalid("the page needs jinja2: pip install 'dstl-pyspark[ui]'") from None
-
-
 def assets() -> dict[str, Route]:
     """Return the routes of the page's style and script."""
 
@@ -62,9 +50,10 @@ class Page:
     """
 
     def __init__(self, poll_s: float) -> None:
-        check_jinja()
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
+        try:
+            from jinja2 import Environment, FileSystemLoader, StrictUndefined
+        except ModuleNotFoundError:
+            raise Invalid("the page needs jinja2: pip install 'dstl-pyspark[ui]'") from None
         self._poll_s = poll_s
         self._environment = Environment(
             loader=FileSystemLoader(_ASSETS),

@@ -117,11 +117,6 @@ class TaskManagerProcess:
         """Process id."""
         return self._process.pid
 
-    @property
-    def is_alive(self) -> bool:
-        """True until the process has ended."""
-        return self._process.poll() is None
-
     def wait(self, timeout: float | None = None) -> bool:
         """Return True when the process has ended, for whatever reason, or False after ``timeout`` seconds."""
         try:

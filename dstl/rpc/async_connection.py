@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 from dstl.errors import CorruptData, Invalid, Unavailable
 from dstl.rpc.client import OPEN_SECONDS, Address, names_of
-from dstl.rpc.codec import Call, R, decode_reply, encode_call, reply_of
+from dstl.rpc.codec import Call, R, decode_message, encode_message, reply_of
 from dstl.rpc.frame_socket import CLOSED
 from dstl.rpc.handshake import ClientHandshake, Role, is_vouched_for, no_service
 from dstl.rpc.protocol import (
@@ -113,7 +113,7 @@ class AsyncConnection:
             try:
                 if self.is_broken:
                     raise ConnectionResetError("it was closed before")
-                frame = await self._framing.encode_async(*encode_call(message))
+                frame = await self._framing.encode_async(*encode_message(message))
                 self._writer.writelines(frame)
                 if self._writer.transport.get_write_buffer_size():
                     await self._step(self._writer.drain)
@@ -129,7 +129,7 @@ class AsyncConnection:
         except BaseException as error:
             self._break(message.name, error)
         raise_for(header)
-        return decode_reply(reply_of(type(message)), header, data)
+        return decode_message(reply_of(type(message)), header, data)
 
     def _break(self, during: str, error: BaseException) -> NoReturn:
         """Give the connection up, whatever the error is: replies may still come, and would be taken for others'."""

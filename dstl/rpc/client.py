@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from dstl.errors import Closed, CorruptData, Invalid, Unavailable
-from dstl.rpc.codec import Call, R, decode_reply, encode_call, reply_of
+from dstl.rpc.codec import Call, R, decode_message, encode_message, reply_of
 from dstl.rpc.frame_socket import FrameSocket
 from dstl.rpc.handshake import ClientHandshake, Role, is_vouched_for, no_service, socket_address
 from dstl.rpc.protocol import (
@@ -195,7 +195,7 @@ class Connection:
         try:
             if self.is_broken:
                 raise ConnectionResetError("it was closed before")
-            frame = self._framing.encode(*encode_call(message))
+            frame = self._framing.encode(*encode_message(message))
             self._frames.send(frame, receiving=bool(self._waiting))
         except BaseException as error:
             if frame is None and isinstance(error, Invalid):
@@ -274,7 +274,7 @@ class Pending(Generic[R]):
             raise self.answer
         header, data = self.answer
         raise_for(header)
-        return decode_reply(self._kind, header, data)
+        return decode_message(self._kind, header, data)
 
 
 def names_of(address: Address, sock: socket.socket) -> tuple[str, str]:

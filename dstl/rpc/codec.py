@@ -69,36 +69,24 @@ class Call(Message, Generic[R]):
             cls.role = role
 
 
-def encode_call(call: Call[Any]) -> tuple[dict[str, Any], Payload]:
-    """Return the header and the payload of a request."""
-    header, payload = _shape(type(call)).encode(call)
-    header[CALL] = call.name
+def encode_message(message: Message) -> tuple[dict[str, Any], Payload]:
+    """Return the header and the payload of a request or a reply."""
+    shape = _shape(type(message))
+    header, payload = shape.encode(message)
+    if shape.call:
+        header[CALL] = shape.call
     return header, payload
 
 
-def decode_call(kind: type[_M], header: dict[str, Any], payload: memoryview) -> _M:
-    """Return the request of this class that a header, without its :data:`CALL`, and a payload hold.
+def decode_message(kind: type[_M], header: dict[str, Any], payload: memoryview) -> _M:
+    """Return the message of this class that a header, of a request without its :data:`CALL`, and a payload hold.
 
     Raises:
-        Invalid: A field is missing, unknown or of another type.
+        Invalid: A field of a request is missing, unknown or of another type.
+        CorruptData: One of a reply is.
     """
-    call: _M = _shape(kind).decode(header, payload, Invalid)
-    return call
-
-
-def encode_reply(reply: Message) -> tuple[dict[str, Any], Payload]:
-    """Return the header and the payload of a reply."""
-    return _shape(type(reply)).encode(reply)
-
-
-def decode_reply(kind: type[_M], header: dict[str, Any], payload: memoryview) -> _M:
-    """Return the reply of this class that a header and a payload hold.
-
-    Raises:
-        CorruptData: A field is missing, unknown or of another type.
-    """
-    reply: _M = _shape(kind).decode(header, payload, CorruptData)
-    return reply
+    message: _M = _shape(kind).decode(header, payload)
+    return message
 
 
 def reply_of(kind: type[Call[R]]) -> type[R]:
@@ -151,6 +139,7 @@ class _Shape:
         if not is_last or (len(payloads) > 1 and not bulk) or _RESERVED.intersection(names):
             raise TypeError(f"{kind.__name__}: a payload is the last field, and no field is called as the header's own")
         self._kind = kind
+        self.call: str = kind.name if issubclass(kind, Call) else ""
         self._payload = payloads[0] if payloads and not bulk else ""
         self._bulk = [(name, _type_of(typing.get_args(hints[name])[0])) for name in bulk]
         self._names = names[: len(names) - len(payloads)]
@@ -170,7 +159,7 @@ class _Shape:
         values = [(each.encode, getattr(message, name)) for name, each in self._bulk]
         return header, msgpack.packb([encode(value) if encode else value for encode, value in values])
 
-    def decode(self, header: dict[str, Any], payload: memoryview, error: type[DstlError]) -> Any:
+    def decode(self, header: dict[str, Any], payload: memoryview) -> Any:
         values = []
         name = ""
         try:
@@ -183,20 +172,20 @@ class _Shape:
                     name = field
                     values.append(each.read(value))
         except KeyError:
-            raise self._refusal(error, f"has no field {name!r}") from None
+            raise self._refusal(f"has no field {name!r}") from None
         except (_Wrong, ValueError) as wrong:
-            raise self._refusal(error, f"has a field {name!r} that is malformed: {wrong}") from None
+            raise self._refusal(f"has a field {name!r} that is malformed: {wrong}") from None
         if len(header) + len(self._bulk) != len(values):
             unknown = sorted(map(str, header.keys() - set(self._names)))
-            raise self._refusal(error, f"has a field {brief(unknown[0])} that is unknown")
+            raise self._refusal(f"has a field {brief(unknown[0])} that is unknown")
         if self._payload:
             values.append(payload)
         elif len(payload) and not self._bulk:
-            raise self._refusal(error, f"has a payload of {len(payload)} bytes, and none is due")
+            raise self._refusal(f"has a payload of {len(payload)} bytes, and none is due")
         try:
             return self._kind(*values)
         except ValueError as wrong:
-            raise self._refusal(error, f"is malformed: {wrong}") from None
+            raise self._refusal(f"is malformed: {wrong}") from None
 
     def _unpacked(self, payload: memoryview) -> list[Any]:
         """Return what a payload of bulk fields holds.
@@ -209,8 +198,8 @@ class _Shape:
             raise ValueError(f"the payload is not the list of {len(self._bulk)} fields")
         return found
 
-    def _refusal(self, error: type[DstlError], what: str) -> DstlError:
-        side = "request" if error is Invalid else "reply"
+    def _refusal(self, what: str) -> DstlError:
+        side, error = ("request", Invalid) if self.call else ("reply", CorruptData)
         return error(f"the {side} {self._kind.__name__} {what}; {_ADVICE}")
 
     def to_list(self, value: Any) -> list[Any]:

@@ -87,14 +87,13 @@ class ServerHandshake:
         secret: The application's.
         names: Addresses by which this server is known, as ``host:port``, or, over a unix socket, its path.
         address: The connection's own address at this end: see :func:`socket_address`.
-        nonce: :data:`NONCE_BYTES` unpredictable bytes; for tests.
     """
 
-    def __init__(self, secret: Secret, names: frozenset[str], address: str, nonce: bytes | None = None) -> None:
+    def __init__(self, secret: Secret, names: frozenset[str], address: str) -> None:
         self._secret = secret
         self._names = names
         self._address = address
-        self._nonce = secrets.token_bytes(NONCE_BYTES) if nonce is None else nonce
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
 
     def challenge(self) -> dict[str, Any]:
         """Return the first header, the server's."""

@@ -6,12 +6,12 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from dstl.errors import AccessDenied, DstlError, Invalid, brief
 from dstl.open_files import open_file_limit
-from dstl.rpc.codec import CALL, Call, Message, decode_call, encode_reply
+from dstl.rpc.codec import CALL, Call, Message, decode_message, encode_message
 from dstl.rpc.handshake import Refusal, Role, ServerHandshake, is_vouched_for, socket_address
 from dstl.rpc.protocol import (
     BEAT,
@@ -118,11 +118,6 @@ class RpcServer:
         self._beats: asyncio.TimerHandle | None = None
         self._unsaid = 0
         self._quiet_until = float("-inf")
-
-    @property
-    def calls(self) -> Collection[type[Call[Any]]]:
-        """The calls that it serves."""
-        return [kind for kind, _ in self._handlers.values()]
 
     async def listen_unix(self, path: str) -> None:
         """Listen on a unix socket; its directory must already be private (0700).
@@ -283,7 +278,7 @@ class RpcServer:
     ) -> list[bytes | memoryview]:
         try:
             reply = await self._dispatch(peer, name, header, payload)
-            return await peer.framing.encode_async(*encode_reply(reply))
+            return await peer.framing.encode_async(*encode_message(reply))
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -297,7 +292,7 @@ class RpcServer:
             raise Invalid(f"no such call: {brief(name)}; do both sides run the same version of DSTL?")
         if kind.role not in (None, peer.role):
             raise AccessDenied(f"a {peer.role} may not call {name}")
-        return await handler(peer, decode_call(kind, header, payload))
+        return await handler(peer, decode_message(kind, header, payload))
 
 
 def _widen_queue(server: asyncio.Server) -> None:

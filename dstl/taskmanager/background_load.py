@@ -28,6 +28,7 @@ from dstl.store.retry_policy import RetryPolicy
 from materializer.bases.cold_reads import Asked
 from materializer.bases.table_directory import FileBases
 from materializer.restore.restore import TableRestore
+from materializer.tables import HeapStateTable
 
 _log = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 10.0  # a store that is away for minutes is asked now and then, and those that wait are told
@@ -133,7 +134,7 @@ class BackgroundLoad:
         table = self._restore.restored.tables.get(operator)
         left: dict[int, list[Asked]] = {}
         for group, keys in asked.items():
-            if table is None or table.as_lazy is None or not table.as_lazy.is_cold(group):
+            if not isinstance(table, HeapStateTable) or not table.is_cold(group):
                 continue
             for state in dict.fromkeys(state for state, _ in keys):
                 mine = [key for of, key in keys if of == state and key is not None]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from dstl.changelog.log_segment import LogSegment
 from dstl.crash_points import reach
-from dstl.metrics import NullRecorder, Recorder
 from dstl.runtime import Runtime
 from handles.checkpoint import CheckpointId
 from handles.materialized_handle import MaterializationReport
@@ -42,31 +41,27 @@ class BaseTracker:
 
     Attributes:
         bases: By operator.
-        manager: Materializes, where materialization is on.
+        manager: Materializes them; set once, for it works on the tables that this is a part of.
         cache: Bases on this host, where it keeps any.
-        recorder: Where the figures of restores go.
         base_time_ms: Processing time of the checkpoint that the tables hold; None where it is not known.
 
     Args:
         runtime: Its clock says how old the log is.
+        cache: As the attribute.
+        generations: Bases that are kept of a key group.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
+    manager: PeriodicMaterializationManager
+
+    def __init__(self, runtime: Runtime, cache: BaseCache | None, generations: int) -> None:
         self.bases: dict[str, OperatorBases] = {}
-        self.manager: PeriodicMaterializationManager | None = None
-        self.cache: BaseCache | None = None
-        self.recorder: Recorder = NullRecorder()
+        self.cache = cache
         self.base_time_ms: int | None = None
-        self._generations = 2
+        self._generations = generations
         self._runtime = runtime
         self._metadata: dict[str, bytes] = {}
         self._times_to_live: dict[str, dict[int, int]] = {}
         self._deleted: dict[str, frozenset[int]] = {}
-
-    def attach(self, manager: PeriodicMaterializationManager, generations: int) -> None:
-        """Materialize from now on, keeping so many generations of bases."""
-        self.manager = manager
-        self._generations = generations
 
     def expired(self, operator: str) -> Expired:
         """Return which values of an operator have expired at the checkpoint that the tables hold.
@@ -115,12 +110,11 @@ class BaseTracker:
             stored[operator] = stored.get(operator, 0.0) + segment.location.size * share
             places.setdefault(operator, set()).add(id(segment.location))
         logged = {operator: (max(1, round(size)), len(places[operator])) for operator, size in stored.items()}
-        return PendingBases(tuple(self.manager.take_reports()) if self.manager else (), logged)
+        return PendingBases(tuple(self.manager.take_reports()), logged)
 
     def named(self, pending: PendingBases) -> None:
         """Record that a checkpoint is durable, which the tables hold once a batch follows it."""
-        if self.manager is not None:
-            self.manager.named(pending.finished)
+        self.manager.named(pending.finished)
 
     def followed(self, checkpoint: CheckpointId, pending: PendingBases, time_ms: int | None) -> None:
         """Record that the tables hold a checkpoint now: what it names are bases, and its changes are log."""
@@ -135,8 +129,7 @@ class BaseTracker:
         for operator, (nbytes, segments) in pending.logged.items():
             self.bases.setdefault(operator, OperatorBases()).logged(LoggedChanges(checkpoint, nbytes, segments, now))
         self.base_time_ms = time_ms if time_ms is not None else self.base_time_ms
-        if self.manager is not None:
-            self.manager.look()
+        self.manager.look()
 
     def replaced(self, bases: dict[str, OperatorBases], registries: Mapping[str, Mapping[str, object]]) -> None:
         """Record that the tables were replaced by restored ones.
@@ -148,9 +141,8 @@ class BaseTracker:
         self.bases = bases
         self.base_time_ms = None
         self._deleted = {operator: deleted_states(registry) for operator, registry in registries.items()}
-        if self.manager is not None:
-            self.manager.reset()
-            self.manager.look()
+        self.manager.reset()
+        self.manager.look()
 
     def loaded(self, rate: float | None) -> None:
         """Record that the tables have all of their bases.
@@ -158,6 +150,5 @@ class BaseTracker:
         Args:
             rate: Bytes per second of the restore; None where it was too little to tell.
         """
-        if self.manager is not None:
-            self.manager.replay_bytes_per_s = rate or self.manager.replay_bytes_per_s
-            self.manager.look()
+        self.manager.replay_bytes_per_s = rate or self.manager.replay_bytes_per_s
+        self.manager.look()

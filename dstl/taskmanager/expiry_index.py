@@ -82,11 +82,6 @@ class ExpiryIndex:
         self._runs: defaultdict[int, list[_Run]] = defaultdict(list)
         self._is_built = False
 
-    @property
-    def entries(self) -> int:
-        """Number of entries, those included that are gone and not due yet."""
-        return sum(len(run) for runs in self._runs.values() for run in runs)
-
     def due(
         self, key_group: int, until: int, skip: int = 0, most: int | None = None, *, with_values: bool = True
     ) -> tuple[pa.Array, pa.Array]:

@@ -46,7 +46,7 @@ from dstl.taskmanager import timer_index
 from dstl.taskmanager.expiry_index import ExpiryIndex
 from dstl.taskmanager.timer_index import TimerIndex
 from handles.key_group import MAX_MAX_PARALLELISM, KeyGroupRange
-from materializer.tables import HeapStateTable, StateEntry, StateTable
+from materializer.tables import HeapStateTable, RocksDBStateTable, StateEntry, StateTable
 
 REPLY_BYTES = 64 << 20
 """About how many bytes of values one reply holds: a fourth of the longest frame."""
@@ -385,7 +385,7 @@ class CommittedTables:
 
     def is_in_files(self, operator: str) -> bool:
         """True where an operator's table lies on a disk, so that its entries take no memory each."""
-        return self._opened(operator).table.as_files is not None
+        return isinstance(self._opened(operator).table, RocksDBStateTable)
 
     def add(self, operator: str, overlay: Overlay) -> None:
         """Note an operator's changes, to be folded in behind those that wait already."""

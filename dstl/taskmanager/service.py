@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dstl.crash_points import reach
 from dstl.errors import DstlError, Invalid, Unavailable, brief
-from dstl.metrics import NullRecorder
+from dstl.metrics import NullRecorder, Recorder
 from dstl.rpc.codec import Payload, R
 from dstl.rpc.fleet_messages import (
     Abort,
@@ -38,7 +38,7 @@ from dstl.rpc.server import Peer, RpcServer
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from dstl.taskmanager.background_load import replaced
-from dstl.taskmanager.process_metrics import TaskManagerMetrics
+from dstl.taskmanager.process_metrics import note_state, process_sample
 from dstl.taskmanager.reads import READS, REPLY_BYTES
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from handles.checkpoint import CompletedCheckpoint
@@ -60,7 +60,7 @@ class TaskManagerService:
         runtime: Clock and jitter.
         secret: Who does not know it is refused.
         reply_bytes: A reply holds about so many bytes of values; the client asks for the rest.
-        metrics: The TaskManager's own; None: none are kept.
+        recorder: Of all its parts.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class TaskManagerService:
         runtime: Runtime,
         secret: Secret,
         reply_bytes: int = REPLY_BYTES,
-        metrics: TaskManagerMetrics | None = None,
+        recorder: Recorder = NullRecorder(),
     ) -> None:
         self._open_backend = open_backend
         self._claimed: TaskManagerStateBackend | None = None
         self._store = store
         self._runtime = runtime
-        self._metrics = metrics or TaskManagerMetrics(NullRecorder())
+        self._recorder = recorder
         self._reply_bytes = reply_bytes
         self._turn = asyncio.Lock()
         self._building = asyncio.Lock()
@@ -208,7 +208,7 @@ class TaskManagerService:
         def take(status: RestoreStatus, /) -> None:
             self._restoring = status
             line(status)
-            record_progress(self._backend.tracker.recorder, status)
+            record_progress(self._recorder, status)
             self._backend.check_memory()
 
         return take
@@ -226,7 +226,7 @@ class TaskManagerService:
             except TimeoutError:
                 raise Unavailable(f"the store did not take the changes within {call.timeout_s:g} s") from None
             self._counted, self._hedges = storage.seals.upload_attempts, storage.seals.hedges
-            state = self._metrics.note_state(self._backend)
+            state = note_state(self._recorder, self._backend)
         reach("T7")
         return replace(persisted, requests=self._counted - before, hedges=self._hedges - hedges, state=state)
 
@@ -243,8 +243,6 @@ class TaskManagerService:
 
     async def _unnamed_bases(self, peer: Peer, call: ReadUnnamedBases) -> UnnamedBases:
         manager = self._backend.tracker.manager
-        if manager is None:
-            return UnnamedBases(0, 0, 0.0)
         waited = manager.waiting()
         loading = self._backend.loading
         is_coming = manager.is_held_up and loading is not None and loading.failure is None
@@ -254,8 +252,8 @@ class TaskManagerService:
     async def _read_metrics(self, peer: Peer, call: ReadMetrics) -> Measured:
         # Without the turn: a restore or an upload that takes long is when metrics are looked at.
         if self._claimed is not None:
-            self._metrics.note_state(self._claimed)
-        return Measured(self._metrics.sample())
+            note_state(self._recorder, self._claimed)
+        return Measured(process_sample(self._recorder))
 
     async def _look_up(self, peer: Peer, call: LookUp) -> Content:
         backend = self._backend

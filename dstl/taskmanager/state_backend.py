@@ -76,12 +76,13 @@ class TaskManagerStateBackend:
         storage: The log of this TaskManager.
         open_table: Makes an empty table for an operator.
         runtime: Source of log ids, and clock.
+        tracker: As the attribute.
         max_parallelism: Number of key groups of the job.
-        memory: Refuses changes that would outgrow it; None: nothing is refused.
+        memory: Refuses changes that would outgrow it.
 
     Attributes:
         committed: The tables, and their indexes by time.
-        tracker: Bases of the operators; a materialization manager is attached to it.
+        tracker: Bases of the operators.
         loading: Loads what the tables have not got yet; None once they have all.
     """
 
@@ -91,8 +92,9 @@ class TaskManagerStateBackend:
         open_table: Callable[[str], StateTable],
         runtime: Runtime,
         *,
+        tracker: BaseTracker,
         max_parallelism: int,
-        memory: MemoryLimit | None = None,
+        memory: MemoryLimit,
     ) -> None:
         self.storage = storage
         self._memory = memory
@@ -103,7 +105,7 @@ class TaskManagerStateBackend:
         self._writers: dict[tuple[str, int], StateChangelogWriter] = {}
         self._persisted: _Persisted | None = None
         self._completed: tuple[CheckpointId, list[AttemptKey], PendingBases, int | None] | None = None
-        self.tracker = BaseTracker(runtime)
+        self.tracker = tracker
         self.key_groups = KeyGroupRange.all(max_parallelism)
         self.base: CheckpointId | None = None
         self.loading: BackgroundLoad | None = None
@@ -138,10 +140,7 @@ class TaskManagerStateBackend:
         self.tracker.resumed()
         # What became of it is unknown here, so it is neither confirmed nor reset: its objects are left to the cleaner.
         self._persisted = None
-        self._drop(list(self._attempts))
-        for writer in self._writers.values():
-            writer.close()
-        self._writers.clear()
+        self._close_logs()
 
     def replace_tables(
         self,
@@ -235,7 +234,7 @@ class TaskManagerStateBackend:
         if attempt.persisted:
             raise Superseded(f"attempt {key[1]} of operator {key[0]} has ended: its changes are in a checkpoint")
         self._check_key_groups(key, partition, changes)
-        if self._memory is not None and self._memory.is_due(changes.nbytes):
+        if self._memory.is_due(changes.nbytes):
             self._memory.check(self._growth(key[0], changes), f"operator {key[0]}: changes")
         if attempt.writer is None:
             if not metadata:
@@ -336,8 +335,7 @@ class TaskManagerStateBackend:
         Raises:
             StateTooLarge: It does not.
         """
-        if self._memory is not None:
-            self._memory.check(0, "what is being restored")
+        self._memory.check(0, "what is being restored")
 
     def complete(
         self,
@@ -381,10 +379,7 @@ class TaskManagerStateBackend:
 
     def close(self) -> None:
         """Drop everything that no checkpoint has, and close tables and logs; nothing is being loaded. Idempotent."""
-        self._drop(list(self._attempts))
-        for writer in self._writers.values():
-            writer.close()
-        self._writers.clear()
+        self._close_logs()
         self.committed.replace({})
 
     def _advance(self, parent: CheckpointId | None) -> None:
@@ -438,6 +433,12 @@ class TaskManagerStateBackend:
         assert attempt.partition is not None
         of_partition = range_of_partition(attempt.partition, self._max_parallelism, attempt.parallelism)
         return of_partition.intersect(self.key_groups) or of_partition
+
+    def _close_logs(self) -> None:
+        self._drop(list(self._attempts))
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
 
     def _drop(self, keys: Sequence[AttemptKey]) -> None:
         """Drop attempts' changes from the log; a log that loses changes is closed, so that logs stay dense."""

@@ -22,9 +22,9 @@ from dstl.runtime import Clock, Runtime
 from dstl.store import shard_names
 from dstl.store.background_deleter import BackgroundDeleter
 from dstl.store.base import ObjectStore
+from dstl.taskmanager.base_tracker import BaseTracker
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.memory_limit import MemoryLimit, MemoryUse
-from dstl.taskmanager.process_metrics import TaskManagerMetrics
 from dstl.taskmanager.service import TaskManagerService
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from handles.operator_uid import is_operator_uid
@@ -158,15 +158,15 @@ class QueryState:
         store, runtime, recorder = components.store, components.runtime, components.recorder
         options = config.materialization
         self.changelog = Changelog(config, components, query_id)
+        cache = BaseCache.of(options, store.location, recorder)
         self.backend = TaskManagerStateBackend(
             self.changelog.storage,
             open_table,
             runtime,
+            tracker=BaseTracker(runtime, cache, options.generations),
             max_parallelism=config.max_parallelism,
             memory=MemoryLimit(config.memory, components.memory_use),
         )
-        tracker = self.backend.tracker
-        tracker.cache, tracker.recorder = BaseCache.of(options, store.location, recorder), recorder
         self._discarded = BackgroundDeleter(
             store, recorder=recorder, deleted="basesDiscarded", left="basesLeftToCleaner"
         )
@@ -176,12 +176,12 @@ class QueryState:
             reserve=BackgroundBudget(self.changelog.storage, runtime.clock).reserve,
             discard=self._discarded.delete,
             options=options,
-            cache=tracker.cache,
+            cache=cache,
         )
         self.manager = PeriodicMaterializationManager(
             self.backend, writer, options=options, runtime=runtime, recorder=recorder
         )
-        tracker.attach(self.manager, options.generations)
+        self.backend.tracker.manager = self.manager
 
     async def close(self) -> None:
         """Drop what no checkpoint has, and close tables and logs. Idempotent."""
@@ -218,7 +218,7 @@ class TaskManager:
             components.store,
             components.runtime,
             secret,
-            metrics=TaskManagerMetrics(components.recorder),
+            recorder=components.recorder,
         )
 
     def _open_state(self, query_id: str) -> TaskManagerStateBackend:

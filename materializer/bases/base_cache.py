@@ -25,7 +25,7 @@ from dstl.private_file import make_private_directory
 from dstl.runtime import Runtime, call_in_thread
 from dstl.store.base import ByteRange, ObjectStore
 from dstl.store.retry_policy import read_range
-from handles.materialized_handle import KeyGroupBase
+from handles.materialized_handle import MaterializedStateHandle
 from materializer.local_disk import access
 
 _log = logging.getLogger(__name__)
@@ -331,7 +331,7 @@ class BaseSource:
         self._opened: dict[str, asyncio.Task[CachedObject | CacheFill | None]] = {}
         self._is_closed = False
 
-    async def get(self, base: KeyGroupBase, start: int, stop: int) -> bytes:
+    async def get(self, base: MaterializedStateHandle, start: int, stop: int) -> bytes:
         """Return bytes ``[start, stop)`` of the object of a base; those of the cache are of a file checked whole.
 
         Raises:
@@ -361,15 +361,15 @@ class BaseSource:
             if isinstance(found, CachedObject | CacheFill):
                 await call_in_thread(found.close)
 
-    async def _open(self, cache: BaseCache, base: KeyGroupBase) -> CachedObject | CacheFill | None:
+    async def _open(self, cache: BaseCache, base: MaterializedStateHandle) -> CachedObject | CacheFill | None:
         if base.name not in self._opened:
             work = call_in_thread(_cached_or_fill, cache, base, self._fills)
             self._opened[base.name] = asyncio.ensure_future(work)
         return await asyncio.shield(self._opened[base.name])
 
 
-def _cached_or_fill(cache: BaseCache, base: KeyGroupBase, fills: bool) -> CachedObject | CacheFill | None:
-    what = (base.name, base.object_size, base.object_checksum)
+def _cached_or_fill(cache: BaseCache, base: MaterializedStateHandle, fills: bool) -> CachedObject | CacheFill | None:
+    what = (base.name, base.size, base.checksum)
     return cache.open(*what) or (cache.fill(*what) if fills else None)
 
 

@@ -63,14 +63,14 @@ Parts = list[tuple[KeyGroupBase, Pages]]
 def join_fetches(bases: Iterable[KeyGroupBase]) -> list[BaseFetch]:
     """Join parts that lie side by side in one file into one request."""
     fetches: list[BaseFetch] = []
-    for base in sorted(bases, key=lambda each: (each.name, each.offset)):
+    for base in sorted(bases, key=lambda each: (each.file.name, each.offset)):
         last = fetches[-1] if fetches else None
         end = base.offset + base.length
-        if last and last.name == base.name and last.stop == base.offset and end - last.start <= LOAD_SIZES.fetch:
+        if last and last.name == base.file.name and last.stop == base.offset and end - last.start <= LOAD_SIZES.fetch:
             last.stop = end
             last.bases.append(base)
         else:
-            fetches.append(BaseFetch(base.name, base.offset, end, [base]))
+            fetches.append(BaseFetch(base.file.name, base.offset, end, [base]))
     return fetches
 
 
@@ -128,7 +128,7 @@ async def _get(fetch: BaseFetch, source: BaseSource) -> bytes | memoryview:
 
     async def get(start: int) -> bytes:
         stop = min(fetch.stop, start + size)
-        return await retries.read(lambda: source.get(fetch.bases[0], start, stop))
+        return await retries.read(lambda: source.get(fetch.bases[0].file, start, stop))
 
     starts = range(fetch.start, fetch.stop, size)
     if len(starts) == 1:

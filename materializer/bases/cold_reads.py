@@ -20,7 +20,7 @@ from materializer.bases.base_cache import BaseSource
 from materializer.bases.key_group_block import Row
 from materializer.bases.key_group_index import KeyGroupIndex, read_index, tail_bytes
 from materializer.bases.loading import BaseLoad
-from materializer.tables import ENTRY_SCHEMA, LazyTable
+from materializer.tables import ENTRY_SCHEMA, HeapStateTable
 
 Asked = tuple[int, bytes | None]
 """A state and a key; without a key all of the state."""
@@ -85,7 +85,7 @@ class ColdReads:
     def __init__(
         self,
         load: BaseLoad,
-        table: LazyTable,
+        table: HeapStateTable,
         bases: Mapping[KeyGroup, KeyGroupBase],
         source: BaseSource,
         requests: asyncio.Semaphore,
@@ -127,7 +127,7 @@ class ColdReads:
     def prepare(self) -> None:
         """Begin to read the indexes of those bases of which keys may be read in place."""
         for group, base in self._bases.items():
-            if not base.files and _least(1) <= READ_COSTS.share * _load_seconds(base):
+            if not base.file.files and _least(1) <= READ_COSTS.share * _load_seconds(base):
                 self._begin_index(self._known.setdefault(group, _Known()), base)
 
     async def close(self) -> None:
@@ -155,7 +155,7 @@ class ColdReads:
     async def _read(self, group: KeyGroup, missing: set[Asked], share: float) -> list[pa.RecordBatch] | None:
         """Return the rows of a base that are asked for; None where it is better loaded."""
         base = self._bases[group]
-        if base.files or _least(len(missing)) > share * _load_seconds(base):
+        if base.file.files or _least(len(missing)) > share * _load_seconds(base):
             return None
         index = await self._index(base)
         wanted: dict[int, list[Asked]] = {}
@@ -189,12 +189,12 @@ class ColdReads:
         end, size = base.offset + base.length, tail_bytes(base.length)
         while True:
             async with self._requests:
-                tail = await self._source.get(base, end - size, end)
-            found = read_index(tail, base.length, base.key_group, name=f"base file {base.name}")
+                tail = await self._source.get(base.file, end - size, end)
+            found = read_index(tail, base.length, base.key_group, name=f"base file {base.file.name}")
             if isinstance(found, KeyGroupIndex):
                 return found
             if found <= size:
-                raise CorruptData(f"base file {base.name} is damaged: its index has {found} bytes in {size}")
+                raise CorruptData(f"base file {base.file.name} is damaged: its index has {found} bytes in {size}")
             size = found
 
     async def _read_run(
@@ -204,7 +204,7 @@ class ColdReads:
 
         async def read() -> list[pa.RecordBatch]:
             async with self._requests:
-                data = await self._source.get(base, base.offset + start, base.offset + stop)
+                data = await self._source.get(base.file, base.offset + start, base.offset + stop)
                 async with self._turn:
                     return await call_in_thread(_rows, index, run, memoryview(data), wanted)
 

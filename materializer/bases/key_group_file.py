@@ -25,7 +25,7 @@ before it allocates.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -50,14 +50,20 @@ class KeyGroupFile:
     Attributes:
         rows: Number of entries.
         raw_bytes: Bytes before compression.
-        data: The file.
-        expired: Entries that were left out because their time to live had passed; known when encoding only.
+        pieces: The file in pieces of a block each: to put large ones together holds the interpreter's lock for
+            milliseconds, which a batch would notice.
+        expired: Entries that were left out because their time to live had passed.
     """
 
     rows: int
     raw_bytes: int
-    data: bytes
-    expired: int = 0
+    pieces: list[bytes]
+    expired: int
+
+    @property
+    def data(self) -> bytes:
+        """The file."""
+        return b"".join(self.pieces)
 
 
 def encode_key_group(
@@ -76,17 +82,6 @@ def encode_key_group(
 
     Raises:
         Invalid: An entry is larger than any change may be.
-    """
-    file, pieces = encode_in_pieces(snapshot, key_group, expired=expired, compression_level=compression_level)
-    return replace(file, data=b"".join(pieces))
-
-
-def encode_in_pieces(
-    snapshot: TableSnapshot, key_group: KeyGroup, *, expired: Expired | None = None, compression_level: int = 1
-) -> tuple[KeyGroupFile, list[bytes]]:
-    """Return what :func:`encode_key_group` does, without its data, and the data in pieces of a block each.
-
-    To put large pieces together holds the interpreter's lock for milliseconds, which a batch would notice.
     """
     compressor = zstandard.ZstdCompressor(level=compression_level, write_content_size=True)
     out = [MAGIC]
@@ -110,7 +105,7 @@ def encode_in_pieces(
             out += stored
             rows, raw_bytes = rows + entry.rows, raw_bytes + size
     out += encode_index(key_group, entries, bounds, compressor)
-    return KeyGroupFile(rows, raw_bytes, b"", dropped), out
+    return KeyGroupFile(rows, raw_bytes, out, dropped)
 
 
 def decode_key_group(

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
-from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -20,7 +19,7 @@ from materializer.bases.base_cache import BaseSource
 from materializer.bases.base_fetch import BaseFetch, Parts, decode_ahead, join_fetches
 from materializer.bases.file_reader import TableFileReader
 from materializer.bases.table_directory import FetchedFiles, FileBases, UnusableObject
-from materializer.tables import FileTable, HeapStateTable, StateTable
+from materializer.tables import HeapStateTable, RocksDBStateTable, StateTable
 
 _log = logging.getLogger(__name__)
 PATIENCE_S = 3.0
@@ -30,23 +29,6 @@ load that always gave way might never end."""
 _PAUSE_S = 0.005  # a part of a load takes ten times as long
 OlderLog = Callable[[KeyGroup, CheckpointId], Awaitable[list[pa.RecordBatch]]]
 """Returns a key group's changes between a base of it, or the beginning, and the checkpoint that is restored."""
-
-
-@dataclass(slots=True)
-class LoadedBases:
-    """The bases that were loaded of one operator.
-
-    Attributes:
-        loaded: Per key group, the base that it was loaded from; none where no base could be read.
-        versions: Table versions of the key groups that were loaded from their newest base.
-        damaged: Objects that could not be used.
-        lost: Key groups of which no base could be read.
-    """
-
-    loaded: dict[KeyGroup, KeyGroupBase] = field(default_factory=dict)
-    versions: dict[KeyGroup, int] = field(default_factory=dict)
-    damaged: set[str] = field(default_factory=set)
-    lost: list[KeyGroup] = field(default_factory=list)
 
 
 class BaseLoad:
@@ -73,7 +55,10 @@ class BaseLoad:
             those since the newest base only. Raises where the log does not go back so far.
 
     Attributes:
-        result: What has been loaded so far.
+        loaded: Per key group, the base that it was loaded from so far; none where no base could be read.
+        versions: Table versions of the key groups that were loaded from their newest base.
+        damaged: Objects that could not be used.
+        lost: Key groups of which no base could be read.
         reading: Reads in place that go on.
         begins: Set once a lazy table may take key groups in; what is fetched waits for it.
     """
@@ -89,7 +74,7 @@ class BaseLoad:
         older_log: OlderLog | None = None,
     ) -> None:
         self._table = table
-        self._lazy = table.as_lazy if older_log is not None else None
+        self._lazy = table if isinstance(table, HeapStateTable) and older_log is not None else None
         self._files = files
         self._turn = turn
         self._advance = advance
@@ -102,7 +87,10 @@ class BaseLoad:
         self._patience_s = PATIENCE_S
         self._failure: DstlError | None = None
         self.reading = 0
-        self.result = LoadedBases()
+        self.loaded: dict[KeyGroup, KeyGroupBase] = {}
+        self.versions: dict[KeyGroup, int] = {}
+        self.damaged: set[str] = set()
+        self.lost: list[KeyGroup] = []
         self.begins = asyncio.Event()
         if self._lazy is not None:
             self._lazy.chill(self._left)
@@ -132,14 +120,14 @@ class BaseLoad:
             chosen = [bases[self._age[group]] for group, bases in self._left.items()]
             in_files: dict[str, list[KeyGroupBase]] = {}
             for base in chosen:
-                if base.files:
-                    in_files.setdefault(base.name, []).append(base)
+                if base.file.files:
+                    in_files.setdefault(base.file.name, []).append(base)
             # The largest first, for the first may be opened as it is.
             for bases in sorted(in_files.values(), key=len, reverse=True):
                 await self._load_files(bases)
             source = BaseSource(self._files.store, self._files.runtime, self._files.cache)
             self._pending.clear()
-            self._expect(base for base in chosen if not base.files)
+            self._expect(base for base in chosen if not base.file.files)
             async with aclosing(decode_ahead(self._by_need(), source, self.begins)) as found:
                 async for parts in found:
                     await self._load_parts(parts)
@@ -199,20 +187,19 @@ class BaseLoad:
         """Load some key groups of one base that is files."""
         progress = _Share(bases, self._advance, self._files.passes)
         try:
-            fetched = await self._files.fetch(bases[0], progress)
+            fetched = await self._files.fetch(bases[0].file, progress)
         except UnusableObject as error:
             _log.warning("%s", error)
             await self._unusable(bases, error.name)
             return
         await self.begins.wait()
-        table = self._table.as_files
-        if table is not None and not self.result.loaded:
-            await self._adopt(table, bases, fetched)
+        if isinstance(self._table, RocksDBStateTable) and not self.loaded:
+            await self._adopt(self._table, bases, fetched)
         else:
             await self._copy(bases, fetched)
         progress.finish()
 
-    async def _adopt(self, table: FileTable, bases: Sequence[KeyGroupBase], fetched: FetchedFiles) -> None:
+    async def _adopt(self, table: RocksDBStateTable, bases: Sequence[KeyGroupBase], fetched: FetchedFiles) -> None:
         groups = [base.key_group for base in bases]
         try:
             await call_in_thread(table.adopt, fetched.path, groups, fetched.known, fetched.row_bytes)
@@ -223,7 +210,7 @@ class BaseLoad:
             await self._loaded(base, self._table)
 
     async def _copy(self, bases: Sequence[KeyGroupBase], fetched: FetchedFiles) -> None:
-        with closing(TableFileReader(fetched.path, bases[0].name)) as reader:
+        with closing(TableFileReader(fetched.path, bases[0].file.name)) as reader:
             for base in sorted(bases, key=lambda each: each.key_group not in self._urgent):
                 into: StateTable = self._table if self._lazy is None else HeapStateTable()
                 parts: Parts = [(base, reader.entries(base.key_group))]
@@ -246,13 +233,13 @@ class BaseLoad:
         older = []
         for base in bases:
             group = base.key_group
-            self.result.damaged.add(name or base.name)
+            self.damaged.add(name or base.file.name)
             self._age[group] += 1
             if self._age[group] == len(self._left[group]):
                 await self._load_nothing(group)
             else:
                 older.append(self._left[group][self._age[group]])
-        self._expect(base for base in older if not base.files)
+        self._expect(base for base in older if not base.file.files)
 
     async def _give_way(self) -> None:
         """Let reads in place have the processor, for a while: their batches wait, and nobody for what is loaded."""
@@ -270,13 +257,13 @@ class BaseLoad:
             await self._taken(group, into)
         else:
             del self._left[group]
-        self.result.lost.append(group)
+        self.lost.append(group)
 
     async def _loaded(self, base: KeyGroupBase, source: StateTable) -> None:
         is_newest = not self._age[base.key_group]
-        self.result.loaded[base.key_group] = base
+        self.loaded[base.key_group] = base
         if await self._taken(base.key_group, source) and is_newest:
-            self.result.versions[base.key_group] = self._table.version(base.key_group)
+            self.versions[base.key_group] = self._table.version(base.key_group)
         await self._files.runtime.clock.sleep(0)  # others are served between two that are taken down as loaded
 
     async def _taken(self, group: KeyGroup, source: StateTable) -> bool:
@@ -299,7 +286,7 @@ class _Share:
 
     def __init__(self, bases: Sequence[KeyGroupBase], advance: Callable[[int], None], passes: int) -> None:
         self._share = sum(base.length for base in bases)
-        self._total = max(1, bases[0].total_size) * passes
+        self._total = max(1, bases[0].file.total_size) * passes
         self._advance = advance
         self._come = self._told = 0
 

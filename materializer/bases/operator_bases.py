@@ -108,7 +108,8 @@ class OperatorBases:
         self._versions: dict[KeyGroup, int] = {}
         self._damaged: tuple[str, ...] = ()
         self._log = deque(log)
-        self._last_id = max((b.materialization_id for bases in self.generations.values() for b in bases), default=0)
+        known = (base.file for bases in self.generations.values() for base in bases)
+        self._last_id = max((file.materialization_id for file in known), default=0)
         self._compression = 1.0
 
     def loaded(self, versions: Mapping[KeyGroup, int], damaged: Iterable[str]) -> None:
@@ -171,7 +172,7 @@ class OperatorBases:
             if same:
                 unchanged.append(group)
             copies = sum(base.checkpoint == bases[0].checkpoint for base in bases)
-            wasteful = any(live[base.name] < min_live_share * base.total_size for base in bases)
+            wasteful = any(live[base.file.name] < min_live_share * base.file.total_size for base in bases)
             if not same or copies < generations or wasteful:
                 written.append(group)
         return MaterializationPlan(checkpoint, self._last_id, owned, tuple(written), tuple(unchanged))
@@ -187,7 +188,7 @@ class OperatorBases:
             first_key_group=plan.key_groups.start,
             last_key_group=plan.key_groups.end,
             handles=handles,
-            unchanged=tuple((group, self.generations[group][0].materialization_id) for group in plan.unchanged),
+            unchanged=tuple((group, self.generations[group][0].file.materialization_id) for group in plan.unchanged),
             damaged=self._damaged,
             reused=tuple(sorted(known.intersection(name for handle in handles for name in handle.objects()))),
         )

@@ -29,18 +29,19 @@ import google_crc32c
 import zstandard
 from pydantic_core import from_json
 
+from dstl.changelog.upload.hedged_put import StoredObject
 from dstl.errors import CorruptData, Invalid, MissingState, Unavailable
 from dstl.runtime import Runtime, all_of, call_in_thread
 from dstl.store.base import ByteRange, ObjectStore
 from dstl.store.retry_policy import RetryPolicy, read_range
 from dstl.store.sealed import is_sealed
 from dstl.store.zstd_frame import decompress
-from handles.materialized_handle import KeyGroupBase, MaterializedStateHandle, TableFile
+from handles.materialized_handle import MaterializedStateHandle, TableFile
 from materializer.bases.base_cache import BaseCache
 from materializer.bases.file_reader import TableFileReader
 from materializer.bases.operator_bases import MaterializationPlan
 from materializer.local_disk import ScratchDirectory, access
-from materializer.tables import FileSnapshot, SnapshotFile
+from materializer.tables import RocksDBTableSnapshot, SnapshotFile
 
 _MAGIC = b"DSTLTIDX"
 FORMAT_VERSION = 1  # nothing has changed since the first
@@ -141,8 +142,8 @@ _TOGETHER = 3
 _PIECE = 16 << 20
 """A file is fetched in pieces, for one that several runs were merged into may be large."""
 
-StoreObject = Callable[[bytes | memoryview, int], Awaitable[tuple[str, int, int]]]
-"""Stores bytes with their CRC-32C and returns name, size and checksum."""
+StoreObject = Callable[[bytes | memoryview, int], Awaitable[StoredObject]]
+"""Stores bytes with their CRC-32C."""
 
 
 class UnusableObject(CorruptData):
@@ -160,7 +161,7 @@ class UnusableObject(CorruptData):
 async def write_table_files(
     operator: str,
     plan: MaterializationPlan,
-    snapshot: FileSnapshot,
+    snapshot: RocksDBTableSnapshot,
     stored: Mapping[str, TableFile],
     store: StoreObject,
     cache: BaseCache | None = None,
@@ -192,25 +193,25 @@ async def write_table_files(
             return again
         async with turn:
             data = await call_in_thread(_map_file, snapshot.path / file.name)
-            name, size, checksum = await store(data, file.checksum)
+            stored_as = await store(data, file.checksum)
             if cache is not None:
-                await call_in_thread(cache.link, name, size, snapshot.path / file.name)
-            return TableFile(file.id, name, size, checksum)
+                await call_in_thread(cache.link, stored_as.name, stored_as.size, snapshot.path / file.name)
+            return TableFile(file.id, stored_as.name, stored_as.size, stored_as.checksum)
 
     files = tuple(await all_of(name_file(file) for file in found if file.id))
     small = {file.name: await call_in_thread(_read, snapshot.path / file.name) for file in found if not file.id}
     index = encode_index(TableIndex(small, tuple((f.id, f.size, f.checksum) for f in files), snapshot.row_bytes))
-    name, size, checksum = await store(index, google_crc32c.value(index))
-    total = size + sum(file.size for file in files)
+    written = await store(index, google_crc32c.value(index))
+    total = written.size + sum(file.size for file in files)
     groups = plan.key_groups
     cuts = [total * at // len(groups) for at in range(len(groups) + 1)]
     return MaterializedStateHandle(
         operator=operator,
         materialization_id=plan.materialization_id,
         checkpoint=plan.checkpoint,
-        name=name,
-        size=size,
-        checksum=checksum,
+        name=written.name,
+        size=written.size,
+        checksum=written.checksum,
         parts=tuple((group, cuts[at], cuts[at + 1] - cuts[at]) for at, group in enumerate(groups)),
         files=files,
     )
@@ -258,11 +259,11 @@ class FileBases:
         self._making = threading.Lock()
         self._fetched: dict[str, FetchedFiles] = {}
 
-    async def fetch(self, base: KeyGroupBase, progress: Callable[[int], None]) -> FetchedFiles:
+    async def fetch(self, base: MaterializedStateHandle, progress: Callable[[int], None]) -> FetchedFiles:
         """Return a base's files; every byte has been checked.
 
         Args:
-            base: Any key group of the base.
+            base: The base.
             progress: Told of bytes that have come, and of those that the child has read.
 
         Raises:
@@ -288,9 +289,9 @@ class FileBases:
         if directory is not None:
             await call_in_thread(directory.close)
 
-    async def _fetch(self, base: KeyGroupBase, progress: Callable[[int], None]) -> FetchedFiles:
+    async def _fetch(self, base: MaterializedStateHandle, progress: Callable[[int], None]) -> FetchedFiles:
         path = await call_in_thread(self._new_directory)
-        data = await self._get(base.name, None, base.object_size, base.object_checksum)
+        data = await self._get(base.name, None, base.size, base.checksum)
         try:
             index = decode_index(data, base.files, base.name)
         except CorruptData as error:
@@ -311,7 +312,7 @@ class FileBases:
         known = tuple(SnapshotFile(file.file_name, file.size, file.checksum, file.id) for file in base.files)
         return FetchedFiles(path, known, index.row_bytes)
 
-    async def _check(self, path: Path, base: KeyGroupBase, progress: Callable[[int], None]) -> None:
+    async def _check(self, path: Path, base: MaterializedStateHandle, progress: Callable[[int], None]) -> None:
         with closing(TableFileReader(path, base.name)) as reader:
             shares = reader.check()
             try:

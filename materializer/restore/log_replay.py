@@ -19,7 +19,7 @@ from handles.checkpoint import CheckpointId, CompletedCheckpoint, SegmentEntry
 from handles.key_group import KeyGroup, KeyGroupRange
 from handles.segment_handle import SequenceNumberRange
 from materializer.bases.base_fetch import AHEAD_BYTES, AHEAD_FETCHES, DECODED_AHEAD_BYTES
-from materializer.tables import StagedChanges
+from materializer.tables.rocksdb_snapshot import SortedFile
 
 _TOGETHER_ROWS = 1 << 16  # a table's own cost of a batch is small beside so many rows
 _SIZES = ReadSizes(unit=4 << 20)
@@ -149,7 +149,7 @@ class LogPiece:
 
     steps: list[tuple[ReplayStep, Mapping[str, int]]] = field(default_factory=list)
     changes: dict[str, list[pa.RecordBatch]] = field(default_factory=dict)
-    staged: dict[str, StagedChanges] = field(default_factory=dict)
+    staged: dict[str, SortedFile] = field(default_factory=dict)
     nbytes: int = 0
 
     def add(self, step: ReplayStep, found: list[Changes]) -> None:
@@ -162,7 +162,7 @@ class LogPiece:
             self.nbytes += nbytes
         self.steps.append((step, rows))
 
-    def stage(self, operator: str, staged: StagedChanges) -> None:
+    def stage(self, operator: str, staged: SortedFile) -> None:
         """Replace an operator's changes by what its table has made of them."""
         self.nbytes -= sum(batch.nbytes for batch in self.changes.pop(operator))
         self.staged[operator] = staged
@@ -170,7 +170,7 @@ class LogPiece:
     def discard(self) -> None:
         """Delete what was staged."""
         for staged in self.staged.values():
-            staged.discard()
+            staged.delete()
 
 
 async def join_segments(

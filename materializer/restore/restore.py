@@ -1,8 +1,8 @@
 """The restore of tables from a checkpoint: the log is replayed, then the tables serve, and bases come behind them.
 
-A table that can (:class:`~materializer.tables.LazyTable`) takes the log first and answers from then on: what a read
-needs is brought before it, out of bases in place or by loading its key groups first. Any other table has its bases
-loaded before the log. Either way a restore ends when all is loaded.
+A table in memory takes the log first and answers from then on: what a read needs is brought before it, out
+of bases in place or by loading its key groups first. Any other table has its bases loaded before the log. Either way a
+restore ends when all is loaded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from materializer.restore.log_replay import (
     replay_steps,
 )
 from materializer.restore.progress import LogLine, ProgressListener, RestoreProgress
-from materializer.tables import FileTable, HeapStateTable, StagedChanges, StateTable
+from materializer.tables import HeapStateTable, RocksDBStateTable, StateTable
+from materializer.tables.rocksdb_snapshot import SortedFile
 
 MEASURABLE_BYTES = 4 << 20  # of fewer, latency is the larger part
 
@@ -69,7 +70,6 @@ class RestoredTables:
         bases: By operator, what its tables were loaded from and the log after it.
         bytes: Bytes of base files and segments that were read.
         changes: Change records applied.
-        fallbacks: Base files that were damaged or missing, so that older ones and more log were read.
         replay_bytes_per_s: How fast it was; None where it was too little to tell.
     """
 
@@ -77,7 +77,6 @@ class RestoredTables:
     bases: dict[str, OperatorBases] = field(default_factory=dict)
     bytes: int = 0
     changes: int = 0
-    fallbacks: tuple[str, ...] = ()
     replay_bytes_per_s: float | None = None
 
 
@@ -206,8 +205,7 @@ class TableRestore:
             raise
         restored = self.restored
         for operator, load in self._loads.items():
-            restored.bases[operator].loaded(load.result.versions, load.result.damaged)
-        restored.fallbacks = tuple(sorted({name for load in self._loads.values() for name in load.result.damaged}))
+            restored.bases[operator].loaded(load.versions, load.damaged)
         now = self._runtime.clock.now()
         if restored.bytes >= MEASURABLE_BYTES and now > self._began:
             restored.replay_bytes_per_s = restored.bytes / (now - self._began)
@@ -222,14 +220,14 @@ class TableRestore:
         if operator in self._reads and not self._loads[operator].is_done:
             await self._reads[operator].bring(asked)
 
-    async def wait(self, operator: str, groups: Iterable[KeyGroup] | None = None) -> None:
-        """Return once some, or all, of an operator's key groups are loaded; they are loaded before others.
+    async def wait(self, operator: str) -> None:
+        """Return once all of an operator's key groups are loaded; they are loaded before others.
 
         Raises:
             DstlError: What the load has failed with meanwhile.
         """
         if operator in self._loads:
-            await self._loads[operator].wait(self._owned if groups is None else groups)
+            await self._loads[operator].wait(self._owned)
 
     async def close(self) -> None:
         """End what runs; the tables stay as they are, and who waits for more is told. Idempotent."""
@@ -280,11 +278,11 @@ class TableRestore:
             first = {operator: load for operator, load in self._loads.items() if not load.is_lazy}
             for operator, load in first.items():
                 await load.run()
-                self._check_found(operator, load.result.lost)
-            if any(load.result.damaged for load in first.values()):
+                self._check_found(operator, load.lost)
+            if any(load.damaged for load in first.values()):
                 await log.aclose()
                 self._expect(steps, -1)
-                after |= {op: {g: b.checkpoint for g, b in load.result.loaded.items()} for op, load in first.items()}
+                after |= {op: {g: b.checkpoint for g, b in load.loaded.items()} for op, load in first.items()}
                 steps = replay_steps(checkpoint, self._owned, after, self._operator)
                 self._expect(steps, 1)
                 log = self._pieces(steps)
@@ -311,12 +309,12 @@ class TableRestore:
             self._files,
             partial(self._advance, operator),
             self._turn,
-            None if table.as_lazy is None else partial(self._older_log, operator),
+            partial(self._older_log, operator) if isinstance(table, HeapStateTable) else None,
         )
-        if table.as_lazy is not None:
+        if isinstance(table, HeapStateTable):
             source = BaseSource(self._files.store, self._runtime, self._files.cache, fills=False)
             newest = {group: bases[0] for group, bases in groups.items()}
-            self._reads[operator] = ColdReads(load, table.as_lazy, newest, source, self._requests, self._turn)
+            self._reads[operator] = ColdReads(load, table, newest, source, self._requests, self._turn)
             # It fetches while the log is replayed, and waits with what it has.
             self._start(operator)
 
@@ -365,7 +363,7 @@ class TableRestore:
         for entry in self._checkpoint.truncated:
             gone = [group for group in lost if group in entry.key_groups]
             if entry.operator == operator and gone:
-                names = ", ".join(sorted(self._loads[operator].result.damaged))
+                names = ", ".join(sorted(self._loads[operator].damaged))
                 raise CorruptData(f"every base of key group {gone[0]} of {operator} is damaged or missing: {names}")
 
     async def _prepare(self, pieces: AsyncGenerator[LogPiece]) -> AsyncGenerator[LogPiece]:
@@ -377,8 +375,8 @@ class TableRestore:
         async with aclosing(pieces):
             async for piece in pieces:
                 for operator, batches in list(piece.changes.items()):
-                    table = self._table(operator).as_files
-                    if table is not None and piece.nbytes >= LOG_SIZES.staged:
+                    table = self._table(operator)
+                    if isinstance(table, RocksDBStateTable) and piece.nbytes >= LOG_SIZES.staged:
                         staged = await call_in_thread(_stage, table, batches)
                         if staged is not None:
                             piece.stage(operator, staged)
@@ -389,8 +387,10 @@ class TableRestore:
             _resume(self._table(operator))
             await call_in_thread(_apply, self._table(operator), batches)
             reach("R5")
-        for staged in piece.staged.values():
-            await call_in_thread(staged.apply)
+        for operator, staged in piece.staged.items():
+            table = self._table(operator)
+            assert isinstance(table, RocksDBStateTable)
+            await call_in_thread(table.take, staged)
         assert self._checkpoint is not None
         clock, times = self._runtime.clock, dict(self._checkpoint.logged_at)
         now, wall = clock.now(), clock.wall()
@@ -420,8 +420,8 @@ async def _same(piece: LogPiece, _: BudgetLease) -> LogPiece:
 
 def _resume(table: StateTable) -> None:
     """Let a table merge its files: whatever is put one by one may be so much that it must keep up with it."""
-    if table.as_files is not None:
-        table.as_files.resume_compaction()
+    if isinstance(table, RocksDBStateTable):
+        table.resume_compaction()
 
 
 def _apply(table: StateTable, batches: Sequence[pa.RecordBatch]) -> None:
@@ -430,6 +430,6 @@ def _apply(table: StateTable, batches: Sequence[pa.RecordBatch]) -> None:
         table.apply(batch)
 
 
-def _stage(table: FileTable, batches: Sequence[pa.RecordBatch]) -> StagedChanges | None:
+def _stage(table: RocksDBStateTable, batches: Sequence[pa.RecordBatch]) -> SortedFile | None:
     """Runs in a thread."""
     return table.stage(list(join_batches(batches)))

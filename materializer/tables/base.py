@@ -6,9 +6,8 @@ element. The table knows nothing of codecs, schemas or time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -56,12 +55,10 @@ class TableSize:
         entries: Number of entries, counting each element of a list or map.
         bytes: Bytes of keys, user keys and values together, without any overhead of the table: what a full
             materialization writes before compression, and so the figure to compare the log's bytes with.
-        exact: False where it is the store engine's estimate.
     """
 
     entries: int
     bytes: int
-    exact: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,26 +79,6 @@ class SnapshotFile:
     id: str = ""
 
 
-class FileSnapshot(Protocol):
-    """A snapshot as the files that it lies in."""
-
-    @property
-    def path(self) -> Path:
-        """The directory of the files."""
-
-    @property
-    def row_bytes(self) -> int:
-        """Mean bytes of keys and value of an entry; 0 where it is not known."""
-
-    def files(self) -> list[SnapshotFile]:
-        """Return what must be in the store for this moment to be opened again, ordered by name.
-
-        Raises:
-            Closed: The snapshot was closed.
-            Unavailable: The disk cannot be read.
-        """
-
-
 class TableSnapshot(Protocol):
     """One moment of a table, unaffected by what is written afterwards.
 
@@ -113,16 +90,10 @@ class TableSnapshot(Protocol):
     def versions(self) -> Mapping[KeyGroup, int]:
         """Version of each key group at that moment; see :meth:`StateTable.version`."""
 
-    @property
-    def as_files(self) -> FileSnapshot | None:
-        """This snapshot as files; None for a table that is stored by key groups only."""
-
-    def entries(
-        self, key_group: KeyGroup, *, page_rows: int = PAGE_ROWS, page_bytes: int = PAGE_BYTES
-    ) -> Iterator[pa.RecordBatch]:
+    def entries(self, key_group: KeyGroup) -> Iterator[pa.RecordBatch]:
         """Yield one key group's entries as pages of :data:`ENTRY_SCHEMA`, in the order it names.
 
-        A page holds at most ``page_rows`` entries and ``page_bytes`` bytes, but always at least one entry.
+        A page holds at most :data:`PAGE_ROWS` entries and :data:`PAGE_BYTES` bytes, but always at least one entry.
 
         Raises:
             Closed: The snapshot was closed.
@@ -130,83 +101,6 @@ class TableSnapshot(Protocol):
 
     def close(self) -> None:
         """Release what the snapshot pins. Idempotent, from any thread."""
-
-
-class StagedChanges(Protocol):
-    """Changes that were written to a file, for one table."""
-
-    def apply(self) -> None:
-        """Put them over the table, which takes no time; they are used up. A call of the table."""
-
-    def discard(self) -> None:
-        """Delete them. Idempotent, from any thread."""
-
-
-class FileTable(Protocol):
-    """A table that lies in files."""
-
-    def adopt(
-        self, files: Path, key_groups: Collection[KeyGroup], known: Iterable[SnapshotFile] = (), row_bytes: int = 0
-    ) -> None:
-        """Go on with the files of a snapshot, without reading their entries or merging them yet.
-
-        Args:
-            files: Directory that holds all of the snapshot's files; they stay where they are.
-            key_groups: Key groups to keep; the others are dropped.
-            known: Ids and checksums of the files, so that they are recognised in later snapshots.
-            row_bytes: Mean bytes of an entry.
-
-        Raises:
-            Invalid: The table is not empty.
-            CorruptData: The files are not a snapshot; the table is empty then.
-        """
-
-    def resume_compaction(self) -> None:
-        """Merge files again, after :meth:`adopt`. Idempotent."""
-
-    def stage(self, changes: Sequence[pa.RecordBatch]) -> StagedChanges | None:
-        """Write changes to a file; from any thread, beside any other call. What is never applied goes with the table.
-
-        Returns:
-            None where only :meth:`StateTable.apply` can do it.
-
-        Raises:
-            Invalid: As for :meth:`StateTable.apply`.
-            Unavailable: The disk cannot be written.
-        """
-
-
-class LazyTable(Protocol):
-    """A table that works while the bases of some of its key groups, the *cold* ones, are still to come.
-
-    Changes are applied to a cold key group as to any other; its base goes below them, row by row or whole. Reads of it
-    show what is there: who asks lets the rows that the answer needs be put there first.
-    """
-
-    def chill(self, key_groups: Iterable[KeyGroup]) -> None:
-        """Let empty key groups be cold.
-
-        Raises:
-            Invalid: One has entries.
-        """
-
-    def is_cold(self, key_group: KeyGroup) -> bool:
-        """Return whether the key group's base is still to come."""
-
-    def put_below(self, key_group: KeyGroup, rows: pa.RecordBatch) -> None:
-        """Put some rows of a cold key group's base below its changes; of any other, do nothing. Idempotent.
-
-        Args:
-            key_group: The key group.
-            rows: Of :data:`ENTRY_SCHEMA`, in its order.
-        """
-
-    def warm(self, key_group: KeyGroup, base: StateTable) -> bool:
-        """Take a cold key group's whole base out of another table of this kind, and make the changes to it.
-
-        Returns:
-            Whether there were none: the key group is what its base holds.
-        """
 
 
 class StateTable(Protocol):
@@ -221,20 +115,12 @@ class StateTable(Protocol):
         5. Versions of key groups only grow, over the table's whole life.
 
     A key group that was never written or restored is simply empty: who owns what is the TaskManager's
-    business.
+    business. What a table in files alone can do, or one in memory, is said there.
     """
 
     @property
     def has_failed(self) -> bool:
         """True once the disk has failed it: it may take nothing any more, and must be restored into another table."""
-
-    @property
-    def as_files(self) -> FileTable | None:
-        """This table with what only a table in files can do; None for one in memory."""
-
-    @property
-    def as_lazy(self) -> LazyTable | None:
-        """This table with what it can do while bases are missing; None for one that needs them first."""
 
     def get_many(self, state: int, key_groups: KeyGroups, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the value under the empty user key of each key, None where there is none.

@@ -12,7 +12,7 @@ import pyarrow as pa
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_CLEAR, OP_DELETE, common_width, value_offsets
 from dstl.errors import Invalid
 from handles.key_group import KeyGroup
-from materializer.tables.base import ENTRY_SCHEMA, KeyGroups
+from materializer.tables.base import ENTRY_SCHEMA, PAGE_BYTES, PAGE_ROWS, KeyGroups
 from materializer.tables.key_places import FixedItems, Keys, names_of
 
 _CHUNK = 1 << 10  # values: a millisecond without the interpreter's lock for others
@@ -177,17 +177,9 @@ def binary_column(values: Sequence[bytes]) -> pa.Array:
 
 
 class PageBuilder:
-    """Cuts rows into pages.
+    """Cuts rows into pages of at most :data:`PAGE_ROWS`, and :data:`PAGE_BYTES` unless one row alone has more."""
 
-    Args:
-        page_rows: Most rows of a page.
-        page_bytes: Most bytes of a page, unless one row alone has more.
-    """
-
-    def __init__(self, page_rows: int, page_bytes: int) -> None:
-        if page_rows < 1 or page_bytes < 1:
-            raise Invalid(f"a page needs room for a row: {page_rows=} {page_bytes=}")
-        self._page_rows, self._page_bytes = page_rows, page_bytes
+    def __init__(self) -> None:
         self._parts: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
 
@@ -214,8 +206,8 @@ class PageBuilder:
         start, stop = 0, len(keys)
         while start < stop:
             done = int(ends[start - 1]) if start else 0
-            fits = int(np.searchsorted(ends, done + self._page_bytes - self._bytes, side="right"))
-            end = min(fits, start + self._page_rows - self._rows, stop)
+            fits = int(np.searchsorted(ends, done + PAGE_BYTES - self._bytes, side="right"))
+            end = min(fits, start + PAGE_ROWS - self._rows, stop)
             if end <= start:
                 if self._parts:
                     yield self._flush()

@@ -20,7 +20,6 @@ from dstl.errors import Closed, Invalid, Unavailable
 from handles.key_group import KeyGroup
 from materializer.tables.base import (
     ENTRY_SCHEMA,
-    PAGE_BYTES,
     PAGE_ROWS,
     Expired,
     ExpiredValue,
@@ -62,9 +61,12 @@ class HeapStateTable:
     snapshot takes microseconds. While one is open, reads look in two places; what was written meanwhile is written a
     second time by the first write after it was closed, so close a snapshot when its last page was read, not when that
     is uploaded.
+
+    It works while the bases of some of its key groups, the *cold* ones, are still to come. Changes are applied to a
+    cold key group as to any other; its base goes below them, row by row or whole. Reads of it show what is there: who
+    asks lets the rows that the answer needs be put there first.
     """
 
-    as_files = None
     has_failed = False
 
     def __init__(self) -> None:
@@ -79,13 +81,12 @@ class HeapStateTable:
         self._cold: dict[KeyGroup, ColdGroup] = {}
         self._closed = False
 
-    @property
-    def as_lazy(self) -> HeapStateTable:
-        """This table: it works while bases are missing."""
-        return self
-
     def chill(self, key_groups: Iterable[KeyGroup]) -> None:
-        """Let empty key groups be cold."""
+        """Let empty key groups be cold.
+
+        Raises:
+            Invalid: One has entries.
+        """
         self._check_open()
         for group in key_groups:
             if group in self._versions:
@@ -97,7 +98,12 @@ class HeapStateTable:
         return key_group in self._cold
 
     def put_below(self, key_group: KeyGroup, rows: pa.RecordBatch) -> None:
-        """Put some rows of a cold key group's base below its changes."""
+        """Put some rows of a cold key group's base below its changes; of any other, do nothing. Idempotent.
+
+        Args:
+            key_group: The key group.
+            rows: Of :data:`ENTRY_SCHEMA`, in its order.
+        """
         self._check_open()
         cold = self._cold.get(key_group)
         if cold is None:
@@ -106,7 +112,11 @@ class HeapStateTable:
             cold.put_below(self._writable(state, key_group), state, rows.slice(start, stop - start))
 
     def warm(self, key_group: KeyGroup, base: StateTable) -> bool:
-        """Take a cold key group's whole base, and make the changes to it."""
+        """Take a cold key group's whole base out of another table of this kind, and make the changes to it.
+
+        Returns:
+            Whether there were none: the key group is what its base holds.
+        """
         self._check_open()
         assert isinstance(base, HeapStateTable)
         cold = self._cold.pop(key_group)
@@ -321,7 +331,7 @@ class HeapStateTable:
     def size(self) -> TableSize:
         """Return the exact size of what is there: a sum over groups, not over entries."""
         contents = [content for groups in self._states.values() for content in groups.values()]
-        return TableSize(sum(c.entries for c in contents), sum(c.bytes for c in contents), exact=not self._cold)
+        return TableSize(sum(c.entries for c in contents), sum(c.bytes for c in contents))
 
     def close(self) -> None:
         """Drop everything. Idempotent; open snapshots stay readable."""
@@ -368,13 +378,11 @@ class HeapStateTable:
 
 
 class HeapTableSnapshot:
-    """One moment of a heap table. Reading sorts one state of one key group at a time, and copies references
+    """One moment of a heap table. Reading sorts one state of one key group at a time, and copies references only.
 
     Attributes:
         versions: Version of each key group at that moment.
-    only."""
-
-    as_files = None
+    """
 
     def __init__(
         self,
@@ -387,11 +395,9 @@ class HeapTableSnapshot:
         self._release = release
         self._closed = False
 
-    def entries(
-        self, key_group: KeyGroup, *, page_rows: int = PAGE_ROWS, page_bytes: int = PAGE_BYTES
-    ) -> Iterator[pa.RecordBatch]:
+    def entries(self, key_group: KeyGroup) -> Iterator[pa.RecordBatch]:
         """Yield one key group's entries as pages, ordered by state, key, user key."""
-        builder = PageBuilder(page_rows, page_bytes)
+        builder = PageBuilder()
         for state in sorted(self._states):
             if self._closed:
                 raise Closed("the snapshot was closed while it was read: close it after its last reader")

@@ -23,7 +23,7 @@ from dstl.changelog.change_set import OP_CLEAR, OP_PUT
 from dstl.errors import Closed, CorruptData, DstlError, Invalid, Unavailable
 from handles.key_group import MAX_MAX_PARALLELISM, KeyGroup
 from materializer.local_disk import Access, access, link_or_copy
-from materializer.tables.base import PAGE_ROWS, Expired, KeyGroups, SnapshotFile, StagedChanges, StateEntry, TableSize
+from materializer.tables.base import PAGE_ROWS, Expired, KeyGroups, SnapshotFile, StateEntry, TableSize
 from materializer.tables.columns import ChangeRun, change_runs, key_group_runs
 from materializer.tables.rocksdb_engine import (
     RocksDBBatch,
@@ -39,7 +39,7 @@ from materializer.tables.rocksdb_engine import (
     translated_errors,
     walk,
 )
-from materializer.tables.rocksdb_snapshot import RocksDBTableSnapshot, SortedFile, StagedFile, write_changes
+from materializer.tables.rocksdb_snapshot import RocksDBTableSnapshot, SortedFile, write_changes
 
 _log = logging.getLogger(__name__)
 _READ_CHUNK = 1024  # keys of one call of the library, which holds no other thread up meanwhile
@@ -79,20 +79,24 @@ class RocksDBStateTable:
         self._flushing = threading.Lock()
         self._open({})
 
-    as_lazy = None
-
-    @property
-    def as_files(self) -> RocksDBStateTable:
-        """This table."""
-        return self
-
     def adopt(
         self, files: Path, key_groups: Collection[KeyGroup], known: Iterable[SnapshotFile] = (), row_bytes: int = 0
     ) -> None:
-        """Go on with the files of a :class:`RocksDBTableSnapshot`, linked, or copied from another file system.
+        """Go on with the files of a :class:`RocksDBTableSnapshot`, without reading their entries.
 
         Files are not merged until :meth:`resume_compaction`: a base may have waited for that for long, and a restore
         has better use for the processor.
+
+        Args:
+            files: Directory that holds all of the snapshot's files; they stay there, and are linked, or copied from
+                another file system.
+            key_groups: Key groups to keep; the others are dropped.
+            known: Ids and checksums of the files, so that they are recognised in later snapshots.
+            row_bytes: Mean bytes of an entry.
+
+        Raises:
+            Invalid: The table is not empty.
+            CorruptData: The files are not a snapshot; the table is empty then.
         """
         self._check_open()
         if self._versions:
@@ -284,7 +288,7 @@ class RocksDBStateTable:
         """Replace one key group by the entries of some pages: they become one file, which RocksDB takes in."""
         self._check_open()
         with self._working("table-write"):
-            file = SortedFile(self._directory / f"restore-{key_group}.sst", self._options)
+            file = SortedFile(self._directory / f"restore-{key_group}.sst", self._options, (key_group,))
             try:
                 for page in pages:
                     file.add_page(key_group, page)
@@ -295,20 +299,27 @@ class RocksDBStateTable:
                 file.delete()
         self._touch(key_group)
 
-    def stage(self, changes: Sequence[pa.RecordBatch]) -> StagedChanges | None:
-        """Write changes to a file, each call to another; reads must look into it until it is merged.
+    def stage(self, changes: Sequence[pa.RecordBatch]) -> SortedFile | None:
+        """Write changes to a file, each call to another; from any thread, beside any other call.
 
-        The database itself is not touched, and need not be there yet. A clear cannot be staged.
+        The database itself is not touched, and need not be there yet. What is never taken goes with the table.
+
+        Returns:
+            For :meth:`take`, after which reads must look into it until it is merged. None where a clear is among them:
+            only :meth:`apply` can do it.
+
+        Raises:
+            Invalid: As for :meth:`apply`.
+            Unavailable: The disk cannot be written.
         """
-        made = write_changes(changes, self._directory / f"staged-{next(self._staged)}.sst", self._options)
-        return StagedFile(self.take, *made) if made is not None else None
+        return write_changes(changes, self._directory / f"staged-{next(self._staged)}.sst", self._options)
 
-    def take(self, file: SortedFile, key_groups: Iterable[KeyGroup]) -> None:
-        """Take in staged changes; the file is used up."""
+    def take(self, staged: SortedFile) -> None:
+        """Put staged changes over the table, which takes no time; the file is used up."""
         self._check_open()
         with self._working("table-write"):
-            self._take(file)
-        for key_group in key_groups:
+            self._take(staged)
+        for key_group in staged.key_groups:
             self._touch(key_group)
 
     def _take(self, file: SortedFile) -> None:
@@ -365,9 +376,9 @@ class RocksDBStateTable:
     def size(self) -> TableSize:
         """Return RocksDB's estimate; entries that were overwritten count until they are compacted away."""
         if self._db is None or not self._versions:
-            return TableSize(0, 0, exact=False)
+            return TableSize(0, 0)
         entries = self._estimated_entries()
-        return TableSize(entries, entries * self._put_bytes // max(1, self._put_rows), exact=False)
+        return TableSize(entries, entries * self._put_bytes // max(1, self._put_rows))
 
     def _estimated_entries(self) -> int:
         with self._working():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from dstl.changelog.change_set import OP_CLEAR, OP_PUT
 from dstl.errors import Closed, Invalid, Unavailable
 from handles.key_group import KeyGroup
 from materializer.local_disk import access
-from materializer.tables.base import ENTRY_SCHEMA, PAGE_BYTES, PAGE_ROWS, SnapshotFile
+from materializer.tables.base import ENTRY_SCHEMA, PAGE_BYTES, SnapshotFile
 from materializer.tables.columns import ChangeRun, PageBuilder, binary_column, change_runs
 from materializer.tables.rocksdb_engine import (
     KEY_OVERHEAD_BYTES,
@@ -72,11 +72,6 @@ class RocksDBTableSnapshot:
         self._closed = False
         self._lock = threading.Lock()
 
-    @property
-    def as_files(self) -> RocksDBTableSnapshot:
-        """This snapshot."""
-        return self
-
     def files(self) -> list[SnapshotFile]:
         """Return what must be in the store for this moment to be opened again, ordered by name.
 
@@ -105,12 +100,10 @@ class RocksDBTableSnapshot:
         self._checksums.update((file.name, file) for file in found if file.id)
         return found
 
-    def entries(
-        self, key_group: KeyGroup, *, page_rows: int = PAGE_ROWS, page_bytes: int = PAGE_BYTES
-    ) -> Iterator[pa.RecordBatch]:
+    def entries(self, key_group: KeyGroup) -> Iterator[pa.RecordBatch]:
         """Yield one key group's entries as pages, ordered by state, key, user key."""
         with translated_errors(self.path):
-            yield from entry_pages(walk(self._open().iter(), encode_prefix(key_group)[:2]), page_rows, page_bytes)
+            yield from entry_pages(walk(self._open().iter(), encode_prefix(key_group)[:2]))
 
     def close(self) -> None:
         """Delete the links; files that nothing else names go with them. Idempotent, from any thread."""
@@ -136,15 +129,13 @@ class RocksDBTableSnapshot:
             raise Closed(f"the snapshot {self.path.name} was closed: take another one")
 
 
-def entry_pages(
-    entries: Iterable[tuple[bytes, bytes]], page_rows: int = PAGE_ROWS, page_bytes: int = PAGE_BYTES
-) -> Iterator[pa.RecordBatch]:
+def entry_pages(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
     """Yield stored keys and values of one key group, which are in order, as pages.
 
     Raises:
         CorruptData: A key has no end.
     """
-    builder = PageBuilder(page_rows, page_bytes)
+    builder = PageBuilder()
     state = -1
     keys: list[bytes] = []
     user_keys: list[bytes] = []
@@ -152,7 +143,7 @@ def entry_pages(
     pending = 0
     for raw, value in entries:
         here = raw[2] << 8 | raw[3]
-        if here != state or len(keys) >= _CHUNK_ROWS or pending >= page_bytes:
+        if here != state or len(keys) >= _CHUNK_ROWS or pending >= PAGE_BYTES:
             yield from builder.add(state, *map(binary_column, (keys, user_keys, values)))
             state, keys, user_keys, values, pending = here, [], [], [], 0
         key, user_key = decode_key(raw)
@@ -179,14 +170,16 @@ class SortedFile:
     Attributes:
         entries: Keys that were put.
         payload: Bytes of their keys, user keys and values, without what a stored key adds.
+        key_groups: As given.
 
     Args:
         path: Made here, gone after :meth:`delete` or once it was taken in.
         options: Of the table that is to take it.
+        key_groups: Those whose changes are put.
     """
 
-    def __init__(self, path: Path, options: RocksDBOptions) -> None:
-        self.path = path
+    def __init__(self, path: Path, options: RocksDBOptions, key_groups: Iterable[KeyGroup]) -> None:
+        self.path, self.key_groups = path, key_groups
         self.entries = self.payload = 0
         self._records = 0
         self._writer = import_rocksdict().SstFileWriter(engine_options(options))
@@ -245,33 +238,8 @@ class SortedFile:
             self.path.unlink(missing_ok=True)
 
 
-class StagedFile:
-    """Changes in a sorted file beside the table that it is for.
-
-    Args:
-        take: Merges it into the table.
-        file: It.
-        key_groups: Those that it changes.
-    """
-
-    def __init__(
-        self, take: Callable[[SortedFile, Iterable[KeyGroup]], None], file: SortedFile, key_groups: frozenset[KeyGroup]
-    ) -> None:
-        self._take, self._file, self._key_groups = take, file, key_groups
-
-    def apply(self) -> None:
-        """Merge the changes into the table; the file is used up."""
-        self._take(self._file, self._key_groups)
-
-    def discard(self) -> None:
-        """Delete the file."""
-        self._file.delete()
-
-
-def write_changes(
-    changes: Sequence[pa.RecordBatch], path: Path, options: RocksDBOptions
-) -> tuple[SortedFile, frozenset[KeyGroup]] | None:
-    """Write change records, in their order, to a sorted file; returns it and the key groups that they change.
+def write_changes(changes: Sequence[pa.RecordBatch], path: Path, options: RocksDBOptions) -> SortedFile | None:
+    """Write change records, in their order, to a sorted file.
 
     Args:
         changes: Batches of change records; of several changes of one key the last stays.
@@ -296,14 +264,14 @@ def write_changes(
     with translated_errors(path):
         access("write", path)
         # Not compressed, which would take as long again: the file is merged into others soon.
-        file = SortedFile(path, options.model_copy(update={"compression": "none"}))
+        file = SortedFile(path, options.model_copy(update={"compression": "none"}), key_groups)
         try:
             file.add_all(last)
             file.finish()
         except BaseException:
             file.delete()
             raise
-    return file, frozenset(key_groups)
+    return file
 
 
 def _records(run: ChangeRun) -> Iterator[tuple[bytes, bytes | None]]:

@@ -74,7 +74,7 @@ def now() -> float:
 async def test_plain_upload_on_an_ordinary_loop():
     store = ScriptedStore([0.0])
     up = uploader(store)
-    stored = await up.upload(name_of, BODY)
+    stored = await up.submit(name_of, BODY)
     assert stored == StoredObject("00/object-0", len(BODY), google_crc32c.value(BODY), 1, False)
     assert await store.get(stored.name) == BODY
     await up.close()
@@ -84,7 +84,7 @@ async def test_plain_upload_on_an_ordinary_loop():
 async def test_cold_hedge_wins_and_the_loser_leaves_nothing_flink_26485():
     store, recorder = ScriptedStore([30.0, 0.1]), MemoryRecorder()
     up = uploader(store, recorder)
-    stored = await up.upload(name_of, BODY)
+    stored = await up.submit(name_of, BODY)
     assert (stored.name, stored.attempts, stored.hedged) == ("01/object-1", 2, True)
     assert now() == pytest.approx(1.1)  # the delay while nothing is known, and the hedge
     await asyncio.sleep(5)
@@ -101,7 +101,7 @@ async def test_cold_hedge_wins_and_the_loser_leaves_nothing_flink_26485():
 async def test_primary_wins_against_its_hedge():
     store = ScriptedStore([1.2, 30.0])
     up = uploader(store)
-    stored = await up.upload(name_of, BODY)
+    stored = await up.submit(name_of, BODY)
     assert (stored.name, stored.attempts, stored.hedged) == ("00/object-0", 2, True)
     await up.close()
     await asyncio.sleep(60)
@@ -120,7 +120,7 @@ async def test_failure_comes_only_when_the_last_active_attempt_has_ended_flink_2
 
     store = FirstFails([3.0])
     up = uploader(store, max_attempts=1)
-    stored = await up.upload(name_of, BODY)
+    stored = await up.submit(name_of, BODY)
     assert (stored.name, now()) == ("01/object-1", pytest.approx(4.0))
     await up.close()
 
@@ -130,7 +130,7 @@ async def test_timeout_of_the_last_attempt_fails_the_upload_flink_26396():
     store = ScriptedStore([1e6])
     up = uploader(store, max_attempts=2, attempt_timeout_s=3.0, enabled=False)
     with pytest.raises(Unavailable, match="2 attempts failed"):
-        await up.upload(name_of, BODY)
+        await up.submit(name_of, BODY)
     assert 6.0 <= now() < 7.0
     await up.close()
     assert store.deleted == ["00/object-0", "01/object-1"]
@@ -141,7 +141,7 @@ async def test_timeout_of_the_last_attempt_fails_the_upload_flink_26396():
 async def test_fault_is_retried_under_a_new_name(fault):
     store, recorder = ScriptedStore([fault, fault, 0.02]), MemoryRecorder()
     up = uploader(store, recorder)
-    stored = await up.upload(name_of, BODY)
+    stored = await up.submit(name_of, BODY)
     assert (stored.name, stored.attempts, stored.hedged) == ("02/object-2", 3, False)
     assert recorder.samples["attemptsPerUpload"][0] == recorder.samples["totalAttemptsPerUpload"][0] == 3
     assert recorder.counters["slowDowns"] == (2 if isinstance(fault, SlowDown) else 0)
@@ -155,7 +155,7 @@ async def test_attempts_exhausted_is_unavailable_and_counted():
     store, recorder = ScriptedStore([Unavailable("reset")]), MemoryRecorder()
     up = uploader(store, recorder, max_attempts=4)
     with pytest.raises(Unavailable, match="reset") as caught:
-        await up.upload(name_of, BODY)
+        await up.submit(name_of, BODY)
     assert isinstance(caught.value.__cause__, Unavailable)
     assert len(store.asked) == 4
     assert recorder.counters["numberOfUploadRequests"] == recorder.counters["numberOfUploadFailures"] == 1
@@ -167,7 +167,7 @@ async def test_deadline_ends_it_whatever_is_active():
     store = ScriptedStore([1e6])
     up = uploader(store, deadline_s=25.0, max_attempts=100)
     with pytest.raises(Unavailable, match="within 25 s"):
-        await up.upload(name_of, BODY)
+        await up.submit(name_of, BODY)
     assert now() == pytest.approx(25.0)
     await up.close()
     assert sorted(store.deleted) == sorted(name for _, name in store.asked)
@@ -179,7 +179,7 @@ async def test_what_cannot_get_better_fails_at_once(fault):
     store = ScriptedStore([fault])
     up = uploader(store)
     with pytest.raises(type(fault)):
-        await up.upload(name_of, BODY)
+        await up.submit(name_of, BODY)
     assert len(store.asked) == 1
     await up.close()
 
@@ -214,7 +214,7 @@ async def test_success_needs_the_confirmed_length():
 
     store = Truncating([0.01])
     up = uploader(store)
-    stored = await up.upload(name_of, BODY)
+    stored = await up.submit(name_of, BODY)
     assert stored.name == "01/object-1"
     await up.close()
     assert await store.names() == ["01/object-1"]
@@ -237,16 +237,16 @@ async def test_close_settles_everything():
 
 
 @virtual
-async def test_cancelled_waiter_gives_the_upload_up_but_a_cancelled_await_of_a_handle_does_not():
+async def test_a_cancelled_await_of_an_upload_does_not_give_it_up_and_its_cancel_does():
     store = ScriptedStore([0.5])
     up = uploader(store)
-    waiter = asyncio.get_running_loop().create_task(up.upload(name_of, BODY))
+    given_up = up.submit(name_of, BODY)
     handle = up.submit(lambda a: f"h{a}/z", BODY)
     other = asyncio.ensure_future(_await(handle))
     await asyncio.sleep(0.1)
-    waiter.cancel()
+    given_up.cancel()
     other.cancel()
-    await asyncio.wait([waiter, other])
+    await asyncio.wait([other])
     assert (await handle).name == "h0/z"
     await up.close()
     assert store.deleted == ["00/object-0"]
@@ -261,7 +261,7 @@ def test_make_critical_brings_the_hedge_forward():
         store = ScriptedStore([0.1] * 400 + [50.0, 0.1, 50.0, 0.1])
         up = uploader(store, target=0.04)
         for i in range(400):
-            await up.upload(lambda a, i=i: f"warm{i}-{a}/z", BODY)
+            await up.submit(lambda a, i=i: f"warm{i}-{a}/z", BODY)
         handle = up.submit(lambda a: f"left-{a}/z", BODY, critical=False)
         began = now()
         await asyncio.sleep(0.125)
@@ -270,7 +270,7 @@ def test_make_critical_brings_the_hedge_forward():
         await handle
         promoted = now() - began
         began = now()
-        await up.upload(lambda a: f"crit-{a}/z", BODY)
+        await up.submit(lambda a: f"crit-{a}/z", BODY)
         await up.close()
         return promoted, now() - began
 
@@ -314,7 +314,7 @@ async def test_hedge_uses_the_other_pool():
 def test_known_checksum_is_taken_as_given():
     async def work() -> StoredObject:
         up = uploader(ScriptedStore([0.01]))
-        stored = await up.upload(name_of, BODY, checksum=7)
+        stored = await up.submit(name_of, BODY, checksum=7)
         await up.close()
         return stored
 

@@ -47,7 +47,7 @@ from dstl.errors import DstlError
 from dstl.files.index import FileIndex
 from dstl.files.origins import Origins
 from dstl.rpc import fleet_messages, messages
-from dstl.rpc.codec import CALL, Call, decode_call, decode_reply, encode_call, reply_of
+from dstl.rpc.codec import CALL, Call, decode_message, encode_message, reply_of
 from dstl.rpc.messages import VALUE_COLUMN, read_columns, write_columns
 from dstl.rpc.protocol import FrameMac, Framing, decode_body, encode_frame, frame_length, raise_for
 from dstl.state.codec.key_codec import KeyCodec
@@ -326,7 +326,7 @@ def _message() -> Target:
     calls = _calls()
     task = messages.TaskAttempt("q", "r", "op", 1, 0, 1, 1)
     known = [messages.Begin(task, 4, "host"), messages.Acknowledgement(task, 3, 12, broadcast=b"digest")]
-    plain = [encode_call(call)[0] for call in known]
+    plain = [encode_message(call)[0] for call in known]
     plain += [{CALL: name, **dict.fromkeys(kind.__dataclass_fields__, 0)} for name, kind in calls.items()]  # type: ignore[attr-defined]
     samples = [msgpack.packb(header) for header in plain]
 
@@ -342,8 +342,8 @@ def _message() -> Target:
         kind = calls.get(str(header.pop(CALL, "")))
         for each in [kind] if kind else calls.values():
             all_of(
-                partial(decode_call, each, dict(header), payload),
-                partial(decode_reply, reply_of(each), dict(header), payload),
+                partial(decode_message, each, dict(header), payload),
+                partial(decode_message, reply_of(each), dict(header), payload),
             )
 
     return Target("message", decode, samples, changed, changed)

@@ -25,6 +25,7 @@ from materializer.tables import ENTRY_SCHEMA, HeapStateTable
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.virtual_time import LoopClock, virtual
 from worlds.materialization import EAGER, GROUPS, OPERATORS, World, apply
+from worlds.restored import fallbacks
 from worlds.table_changes import Change, changes, clear, content, delete, put
 
 KEYS = [bytes([n]) for n in range(256)]
@@ -84,7 +85,6 @@ def test_bases_may_come_at_any_time_and_in_any_part(rows: int, rng: random.Rando
                 with pytest.raises(Unavailable, match="not loaded yet"):
                     table.snapshot()
                 assert group in table.key_groups()
-                assert not table.size().exact
                 base = HeapStateTable()
                 base.restore(group, pages[group])
                 table.warm(group, base)
@@ -228,7 +228,7 @@ async def test_a_table_is_right_while_it_is_loaded_behind_its_batches(
             opened.check_whole()
             assert opened.told[-1].finished
             assert opened.told[-2].done == opened.told[-2].total == opened.told[-1].done
-            assert not opened.restore.restored.fallbacks
+            assert not fallbacks(opened.restore.restored)
 
 
 @virtual
@@ -269,7 +269,7 @@ async def test_few_keys_read_few_blocks_and_what_is_waited_for_comes_first(
             before = len(asked)
             await opened.restore.bring(operator, {cold[-1]: [(0, bytes([cold[-1]]))]})
             assert len(asked) == before, "what has been read was read again"
-            await opened.restore.wait(operator, [cold[-1]])
+            await opened.restore._loads[operator].wait([cold[-1]])
             assert not table.is_cold(cold[-1])
             # Those that were on their way have come before it, and few others.
             assert sum(table.is_cold(group) for group in cold) >= len(cold) - 8
@@ -284,7 +284,8 @@ async def test_a_damaged_base_costs_more_log_and_nothing_else(seed: int) -> None
     async with some_world(seed, batches=8) as world:
         kept = [bases for groups in generations_of(world.newest.materialized).values() for bases in groups.values()]
         # One materialization may displace another before a checkpoint names both, and one object has many key groups.
-        newest = {bases[0].name for bases in kept if len(bases) > 1} - {old.name for bases in kept for old in bases[1:]}
+        older = {old.file.name for bases in kept for old in bases[1:]}
+        newest = {bases[0].file.name for bases in kept if len(bases) > 1} - older
         for name in sorted(newest):
             body = bytearray(await world.memory.get(name))
             body[rng.randrange(len(body))] ^= 1 << rng.randrange(8)
@@ -298,8 +299,8 @@ async def test_a_damaged_base_costs_more_log_and_nothing_else(seed: int) -> None
                 opened.change(rng)
             await loaded
             opened.check_whole()
-            assert newest.issuperset(opened.restore.restored.fallbacks)
-            assert opened.restore.restored.fallbacks
+            assert newest.issuperset(fallbacks(opened.restore.restored))
+            assert fallbacks(opened.restore.restored)
             assert opened.told[-1].done == opened.told[-1].total
 
 
@@ -317,7 +318,7 @@ async def test_a_store_that_never_answers_is_asked_again(seed: int) -> None:
                 opened.change(rng)
             await loaded
             opened.check_whole()
-            assert not opened.restore.restored.fallbacks
+            assert not fallbacks(opened.restore.restored)
             assert asyncio.get_running_loop().time() > STALL_S
 
 
@@ -331,7 +332,7 @@ async def test_a_read_that_outlives_its_load_leaves_no_file_of_the_cache_open(se
         async with Opened(world, world.memory, cache) as opened:
             operator = OPERATORS[0]
             reads, table = opened.restore._reads[operator], opened.restore.restored.tables[operator]
-            asked = {group: [(0, bytes([group]))] for group in range(GROUPS) if table.as_lazy.is_cold(group)}
+            asked = {group: [(0, bytes([group]))] for group in range(GROUPS) if table.is_cold(group)}
             for group in asked:
                 await reads._index(reads._bases[group])
             for _ in range(cold_reads.READ_COSTS.requests):

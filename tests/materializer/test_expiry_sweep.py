@@ -5,6 +5,7 @@ import json
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from dstl.state.processor_runner import ProcessorOperator, ProcessorRunner
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from handles.checkpoint import CompletedCheckpoint
-from materializer.expiry import ExpiredAt, ExpirySweep
+from materializer.expiry import ExpirySweep, is_written_by
 from materializer.tables import HeapStateTable, RocksDBStateTable, StateTable
 from tests.simulation.virtual_time import LoopClock
 from worlds.ddl import parse_ddl, schemas_of_tests
+from worlds.demand import demand
 from worlds.materialization import EAGER, GROUPS, Model, World
 from worlds.memory_source import MemorySource
 from worlds.table_changes import Change, changes, put
@@ -143,7 +145,7 @@ async def test_what_is_written_again_while_the_sweep_is_under_way_survives(
         await write(world, row(0, b"z", timed(world.time_ms)))
         member = world.members[0]
         counters = member.recorder.counters
-        member.manager.demand()
+        demand(member.manager)
         for _ in range(100_000):
             if counters["expiredEntriesDropped"]:
                 break
@@ -285,7 +287,7 @@ async def test_a_piece_is_small_and_the_loop_is_left_to_others_for_most_of_the_t
     table.apply(changes(*[put(g, 0, b"%d" % n, b"", timed(1)) for g in range(4) for n in range(2500)]))
     clock = _Clock(table)
     lost: list[int] = []
-    await ExpirySweep(clock).run("op", table, {0: ExpiredAt(5)}, lost.append)
+    await ExpirySweep(clock).run("op", table, {0: partial(is_written_by, 5)}, lost.append)
     assert _entries(table) == 0
     assert set(lost) == {0, 1, 2, 3}
     assert max(a - b for a, b in zip(clock.sizes, clock.sizes[1:], strict=False)) <= 1024
@@ -299,7 +301,7 @@ async def test_shares_take_turns_and_a_run_that_is_cancelled_keeps_what_it_has_d
     table.apply(changes(*[put(g, 0, b"%d" % n, b"", timed(1)) for g in range(9) for n in range(5)]))
     clock = _Clock(table)
     sweep = ExpirySweep(clock, share=4, pieces=1)
-    expired = {0: ExpiredAt(5)}
+    expired = {0: partial(is_written_by, 5)}
     seen: list[list[int]] = []
     for _ in range(3):
         seen.append([])

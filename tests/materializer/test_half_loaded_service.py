@@ -37,7 +37,7 @@ from tests.materializer.test_cold_key_groups import small
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.virtual_time import LoopClock, virtual
 from worlds.materialization import EAGER, GROUPS, OPERATORS, World
-from worlds.restored import restore_tables
+from worlds.restored import fallbacks, restore_tables
 from worlds.table_changes import changes, content
 
 KEYS = [bytes([n]) for n in range(256)]
@@ -80,10 +80,10 @@ async def damage_newest(world: World, checkpoint: CompletedCheckpoint, rng: rand
     """Flip a bit in the newest base of each key group."""
     for groups in generations_of(checkpoint.materialized).values():
         for base in (bases[0] for bases in groups.values()):
-            body = bytearray(await world.memory.get(base.name))
+            body = bytearray(await world.memory.get(base.file.name))
             body[base.offset + rng.randrange(base.length)] ^= 1 << rng.randrange(8)
-            await world.memory.delete([base.name])
-            await world.memory.put(base.name, bytes(body))
+            await world.memory.delete([base.file.name])
+            await world.memory.put(base.file.name, bytes(body))
 
 
 class Twin:
@@ -236,7 +236,7 @@ async def test_a_damaged_base_that_is_found_many_batches_later_still_has_its_old
         while late.backend.loading is not None:
             assert late.backend.loading.failure is None
             await asyncio.sleep(1)
-        assert restored.fallbacks
+        assert fallbacks(restored)
         for _ in range(3):
             await world.batch_of(10)
             await world.materialized()

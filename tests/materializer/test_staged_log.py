@@ -12,7 +12,9 @@ import pytest
 
 from dstl.errors import Invalid
 from materializer.restore.restore import LogSizes
-from materializer.tables import RocksDBOptions, RocksDBStateTable, StagedChanges
+from materializer.tables import RocksDBOptions, RocksDBStateTable
+from materializer.tables.rocksdb_snapshot import SortedFile
+from worlds.demand import demand
 from worlds.materialization import EAGER, World
 from worlds.table_changes import AWKWARD, Change, changes, clear, content, delete, put
 
@@ -42,7 +44,7 @@ def test_staged_changes_are_the_same_as_applied_ones(tmp_path: Path, rng: random
             if n % 3:
                 made = staged.stage(batches)
                 assert made is not None
-                made.apply()
+                staged.take(made)
             else:
                 for batch in batches:
                     staged.apply(batch)
@@ -66,7 +68,7 @@ def test_only_deletes_can_be_staged(tmp_path: Path) -> None:
         table.apply(changes(put(1, 0, b"a", b"", b"1"), put(1, 0, b"b", b"", b"2")))
         staged = table.stage([changes(delete(1, 0, b"a"))])
         assert staged is not None
-        staged.apply()
+        table.take(staged)
         assert table.get_many(0, [1, 1], [b"a", b"b"]) == [None, b"2"]
 
 
@@ -90,7 +92,7 @@ class Counted:
         self.staged = self.refused = self.taken = 0
         stage, take = RocksDBStateTable.stage, RocksDBStateTable.take
 
-        def counting_stage(table: RocksDBStateTable, batches: Sequence[pa.RecordBatch]) -> StagedChanges | None:
+        def counting_stage(table: RocksDBStateTable, batches: Sequence[pa.RecordBatch]) -> SortedFile | None:
             made = stage(table, batches)
             self.staged += made is not None
             self.refused += made is None
@@ -113,7 +115,7 @@ async def a_world(seed: int, directory: Path) -> World:
     await world.batch_of(300)
     for _ in range(3):
         for member in world.members:
-            member.backend.tracker.manager.demand()
+            demand(member.backend.tracker.manager)
         await world.materialized()
         await world.batch_of(20)
     for size in (9, 1, 1, 30, 1, 2, 9):

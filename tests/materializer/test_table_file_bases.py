@@ -14,6 +14,7 @@ import pytest
 from fuzz import rocksdb_files
 from fuzz.targets import CORPUS
 
+from dstl.changelog.upload.hedged_put import StoredObject
 from dstl.checkpoint.savepoint import creation
 from dstl.checkpoint.savepoint.creation import save_checkpoint
 from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
@@ -32,6 +33,7 @@ from materializer.local_disk import ScratchDirectory
 from materializer.tables import HeapStateTable, RocksDBOptions, RocksDBStateTable, TableKind, open_table, rocksdb_engine
 from tests.simulation.virtual_time import seeded_runtime
 from worlds.materialization import EAGER, OPERATORS, World
+from worlds.restored import fallbacks
 from worlds.table_changes import changes, clear, put
 
 crc = google_crc32c.value
@@ -121,7 +123,7 @@ async def test_a_damaged_file_costs_the_newest_base_and_is_not_named_again(
             await world.memory.put(victim, bytes(data))
         await world.check(world.newest)
         reports = await world.start(1)
-        assert reports[0].fallbacks == (victim,)
+        assert fallbacks(reports[0]) == (victim,)
         await world.batches(3, 5)
         assert victim not in {n for h in world.newest.materialized for n in h.objects()}
         await world.check(world.newest, 3)
@@ -171,9 +173,8 @@ async def test_files_that_kill_who_reads_them_cost_their_base_and_no_process(
                 asyncio.Semaphore(1),
             )
             await load.run()
-            loaded = load.result
-        assert {group: base.checkpoint for group, base in loaded.loaded.items()} == dict.fromkeys(good, 1)
-        assert loaded.damaged == {"q/w/2.index"}
+        assert {group: base.checkpoint for group, base in load.loaded.items()} == dict.fromkeys(good, 1)
+        assert load.damaged == {"q/w/2.index"}
         assert table.get_many(1, [3], [b"key7"]) == [b"value" * 4]
     assert sum(told) >= 4
 
@@ -244,7 +245,7 @@ async def test_the_base_of_a_table_without_any_key_is_restored(seed: int, tmp_pa
         assert not any(handle.files for handle in world.newest.materialized)
         await world.check(world.newest)
         reports = await world.start(1)
-        assert reports[0].fallbacks == ()
+        assert fallbacks(reports[0]) == ()
         await world.batches(4)
         assert any(handle.files for handle in world.newest.materialized)
         await world.check(world.newest, 2)
@@ -322,7 +323,7 @@ async def test_when_one_file_is_not_taken_the_upload_of_the_others_has_ended_too
     under_way: set[int] = set()
     at_most = 0
 
-    async def store(data: bytes | memoryview, checksum: int) -> tuple[str, int, int]:
+    async def store(data: bytes | memoryview, checksum: int) -> StoredObject:
         nonlocal at_most
         under_way.add(checksum)
         at_most = max(at_most, len(under_way))

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from dstl.errors import Closed, CorruptData, Invalid, Unavailable
-from materializer.tables import RocksDBOptions, RocksDBStateTable, StateTable, open_table
-from worlds.table_changes import changes, clear, content, put
+from materializer.tables import RocksDBOptions, RocksDBStateTable, StateTable, columns, open_table
+from worlds.table_changes import changes, clear, content, delete, put
 from worlds.table_contract import TableContract
 
 SMALL = RocksDBOptions(block_cache_bytes=8 << 20, write_buffer_bytes=1 << 20)
@@ -226,11 +226,39 @@ def test_damaged_files_are_detected(tmp_path: Path, damage: str) -> None:
             table.get_many(0, [i % 8 for i in range(5_000)], [b"%08d" % i for i in range(5_000)])
 
 
-def test_pages_out_of_order_are_refused_and_leave_the_key_group(tmp_path: Path) -> None:
+def test_staged_changes_wait_for_a_snapshots_files(tmp_path: Path) -> None:
+    """A table adopts the files of another one's snapshot, and takes what was staged before as it does other changes."""
+    with (
+        closing(RocksDBStateTable(tmp_path / "t", SMALL)) as table,
+        closing(RocksDBStateTable(tmp_path / "o")) as other,
+    ):
+        table.apply(changes(put(1, 0, b"a", b"", b"old"), put(2, 0, b"b", b"", b"2"), put(1, 0, b"c", b"", b"3")))
+        with closing(table.snapshot()) as snapshot:
+            assert all((snapshot.path / file.name).stat().st_size == file.size for file in snapshot.files())
+            staged = other.stage([changes(put(1, 0, b"a", b"", b"new"), delete(1, 0, b"c"))])
+            unused = other.stage([changes(put(1, 0, b"z", b"", b"never"))])
+            assert staged is not None
+            assert unused is not None
+            other.adopt(snapshot.path, [1], snapshot.files(), snapshot.row_bytes)
+            version = other.version(1)
+            other.take(staged)
+            unused.delete()
+            unused.delete()
+            other.resume_compaction()
+            assert other.version(1) > version
+            assert other.get_many(0, [1, 1, 2, 1], [b"a", b"c", b"b", b"z"]) == [b"new", None, None, None]
+            with pytest.raises(Invalid):
+                other.adopt(snapshot.path, [1])
+
+
+def test_pages_out_of_order_are_refused_and_leave_the_key_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "PAGE_ROWS", 1)
     with closing(RocksDBStateTable(tmp_path / "t", SMALL)) as table:
         table.apply(changes(put(1, 0, b"a", b"", b"1"), put(1, 0, b"b", b"", b"2")))
         with closing(table.snapshot()) as snapshot:
-            pages = list(snapshot.entries(1, page_rows=1))
+            pages = list(snapshot.entries(1))
             with pytest.raises(Invalid, match="out of order"):
                 table.restore(1, reversed(pages))
             with pytest.raises(Invalid, match="out of order"):

@@ -6,9 +6,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from dstl.errors import Invalid
 from dstl.runtime import SystemClock
-from materializer.trigger import Action, MaterializationTrigger, Phase, Reason, TriggerOptions, UnmaterializedLog
+from materializer.trigger import Action, MaterializationTrigger, Reason, TriggerOptions, UnmaterializedLog
 from tests.simulation.virtual_time import seeded_runtime
 
 QUIET = TriggerOptions(interval_s=600, log_to_state_ratio=None, replay_s=None, max_segments=None, min_pause_s=0)
@@ -129,17 +128,16 @@ def test_failures_delay_more_and_more_then_are_reported() -> None:
         assert trigger.decide(now, _log()).action is Action.START
         trigger.started(now)
         tolerated.append(trigger.failed(now))
-        assert trigger.phase is Phase.BACKING_OFF
         bound = min(60.0, 10.0 * 2**failure)
         wait = trigger.decide(now, _log()).ask_again_at - now
         assert bound / 2 <= wait <= bound
         now += wait
         assert trigger.decide(now, _log()).reason is Reason.RETRY
     assert tolerated == [True, True] + [False] * 6
-    assert (trigger.failures, trigger.exhausted) == (8, True)
+    assert trigger.failures == 8
     trigger.started(now)
     trigger.succeeded(now)
-    assert (trigger.failures, trigger.exhausted, trigger.phase) == (0, False, Phase.WAITING)
+    assert (trigger.failures, trigger.is_running) == (0, False)
 
 
 def test_endless_failures_do_not_overflow() -> None:
@@ -172,16 +170,6 @@ def test_the_age_of_a_log_of_many_short_runs_counts_once_it_is_twice_as_long_as_
     trigger = _trigger(options, now=1000.0)
     assert trigger.overdue_at(_log(999, oldest_at=-5000.0, state=1000)) == 1050.0
     assert trigger.overdue_at(_log(1000, oldest_at=-5000.0, state=1000)) == -4950.0
-
-
-def test_reports_out_of_turn_are_refused() -> None:
-    trigger = _trigger()
-    for report in (trigger.succeeded, trigger.failed):
-        with pytest.raises(Invalid, match="no materialization"):
-            report(0.0)
-    trigger.started(0.0)
-    with pytest.raises(Invalid, match="is running"):
-        trigger.started(1.0)
 
 
 @settings(deadline=None, max_examples=80)

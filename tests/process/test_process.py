@@ -114,7 +114,7 @@ async def test_it_registers_serves_its_own_socket_shows_no_secret_and_ends_with_
         process = TaskManagerProcess(spec)
         address, pid = await coordinator.member()
         assert pid == process.pid
-        assert process.is_alive
+        assert not process.wait(0)
         socket_path = Path(address.path)
         assert socket_path.parent.parent == scratch
         assert (mode(socket_path), mode(socket_path.parent)) == (0o600, 0o700)
@@ -128,7 +128,7 @@ async def test_it_registers_serves_its_own_socket_shows_no_secret_and_ends_with_
         for secret in (CANARY, base64.b64encode(CANARY), CANARY.hex().encode()):
             assert secret not in seen
         await in_thread(process.stop)
-        assert not process.is_alive
+        assert process.wait(0)
         assert process._process.returncode == 0
         assert leftovers(scratch) == []
         await in_thread(process.stop)
@@ -187,7 +187,7 @@ async def test_one_without_a_free_descriptor_serves_who_is_connected_and_takes_o
             await another.call(ReadMetrics())
         for each in (friend, another):
             each.close()
-        assert process.is_alive
+        assert not process.wait(0)
         await in_thread(process.stop)
         assert leftovers(scratch) == []
 
@@ -281,7 +281,7 @@ async def test_without_a_coordinator_it_ends_with_a_reason(scratch: Path, capfd:
     async with coordinating() as (coordinator, spec):
         await coordinator.server.close()
         process = TaskManagerProcess(spec)
-        await wait_until(lambda: not process.is_alive)
+        await wait_until(lambda: process.wait(0))
         assert process._process.returncode == 1
         assert leftovers(scratch) == []
         process.stop()
@@ -308,7 +308,7 @@ async def test_one_that_hangs_is_killed() -> None:
         await coordinator.member()
         os.kill(process.pid, signal.SIGSTOP)
         await in_thread(lambda: process.stop(timeout=0.2))
-        assert not process.is_alive
+        assert process.wait(0)
         async with asyncio.timeout(PATIENCE_S):
             await coordinator.lost.wait()
 
@@ -374,11 +374,11 @@ async def test_one_whose_coordinator_comes_late_waits_for_it_and_ends_with_it(sc
         process = TaskManagerProcess(replace(spec, retry_s=PATIENCE_S))
         again = Coordinator(spec.secret, str(coordinator.location))
         await asyncio.sleep(0.5)
-        assert process.is_alive
+        assert not process.wait(0)
         await again.server.listen_tcp("127.0.0.1", spec.coordinator.port)
         await again.member()
         await again.server.close()
-        await wait_until(lambda: not process.is_alive)
+        await wait_until(lambda: process.wait(0))
         assert process._process.returncode == 0
         assert leftovers(scratch) == []
         process.stop()

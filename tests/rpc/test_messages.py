@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dstl.errors import CorruptData, Invalid
 from dstl.rpc import fleet_messages, messages
 from dstl.rpc.client import Address
-from dstl.rpc.codec import CALL, Call, Message, Payload, decode_call, decode_reply, encode_call, encode_reply, reply_of
+from dstl.rpc.codec import CALL, Call, Message, Payload, decode_message, encode_message, reply_of
 from dstl.rpc.protocol import Framing, Secret
 from dstl.runtime import SystemClock
 from dstl.store.memory import MemoryStore
@@ -84,14 +84,8 @@ def through_a_frame(header: dict[str, Any], payload: Payload) -> tuple[dict[str,
 
 
 def decode(kind: type[Any], header: dict[str, Any], payload: memoryview) -> Any:
-    if not issubclass(kind, Call):
-        return decode_reply(kind, header, payload)
-    assert header.pop(CALL) == kind.name
-    return decode_call(kind, header, payload)
-
-
-def encode(message: Any) -> tuple[dict[str, Any], Payload]:
-    return encode_call(message) if isinstance(message, Call) else encode_reply(message)
+    assert not issubclass(kind, Call) or header.pop(CALL) == kind.name
+    return decode_message(kind, header, payload)
 
 
 def refused(kind: type[Any]) -> type[Exception]:
@@ -103,7 +97,7 @@ def refused(kind: type[Any]) -> type[Exception]:
 @given(data=st.data())
 def test_a_message_comes_as_it_was_sent(kind: type[Any], data: st.DataObject) -> None:
     message = data.draw(instances(kind))
-    came = decode(kind, *through_a_frame(*encode(message)))
+    came = decode(kind, *through_a_frame(*encode_message(message)))
     assert came == message
     assert dataclasses.is_dataclass(kind)
     assert not hasattr(came, "__dict__")
@@ -118,7 +112,7 @@ def test_a_message_comes_as_it_was_sent(kind: type[Any], data: st.DataObject) ->
 def test_a_message_with_a_field_less_or_more_or_of_another_type_is_refused(
     kind: type[Any], data: st.DataObject
 ) -> None:
-    header, payload = through_a_frame(*encode(data.draw(instances(kind))))
+    header, payload = through_a_frame(*encode_message(data.draw(instances(kind))))
     header.pop(CALL, None)
     call = {CALL: kind.name} if issubclass(kind, Call) else {}
     for name in header:
@@ -178,7 +172,7 @@ def test_types_are_exact(kind: type[Any], field: str, wrong: object) -> None:
         fleet_messages.Complete: lambda: fleet_messages.Complete({"s": SegmentHandle("n", 1, 2)}),
         fleet_messages.Persisted: lambda: fleet_messages.Persisted((), ()),
     }
-    header, payload = through_a_frame(*encode(samples[kind]()))
+    header, payload = through_a_frame(*encode_message(samples[kind]()))
     assert decode(kind, dict(header), payload) == samples[kind]()
     with pytest.raises(refused(kind), match=f"{kind.__name__} has a field '{field}' that is malformed"):
         decode(kind, {**header, field: wrong}, payload)
@@ -186,7 +180,7 @@ def test_types_are_exact(kind: type[Any], field: str, wrong: object) -> None:
 
 def test_a_payload_is_not_packed() -> None:
     payload = memoryview(bytearray(b"large"))
-    header, sent = encode(messages.FetchValues("op", 1, 1, payload))
+    header, sent = encode_message(messages.FetchValues("op", 1, 1, payload))
     assert sent is payload
     assert b"large" not in msgpack.packb(header)
 
@@ -198,7 +192,8 @@ def test_every_call_has_a_name_a_role_a_reply_and_one_handler() -> None:
         assert reply_of(kind) in REPLIES
     runtime, secret = seeded_runtime(1, SystemClock()), Secret.generate()
     task_manager = TaskManagerService(lambda query: None, MemoryStore(), runtime, secret)  # type: ignore[arg-type,return-value]
-    handled = [*coordinator(MemoryStore(), runtime, secret).server.calls, *task_manager.server.calls]
+    servers = coordinator(MemoryStore(), runtime, secret).server, task_manager.server
+    handled = [kind for server in servers for kind, _ in server._handlers.values()]
     assert sorted(kind.name for kind in handled) == sorted(kind.name for kind in CALLS)
     assert set(handled) == set(CALLS)
 

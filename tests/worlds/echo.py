@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dstl.rpc.client import Address
-from dstl.rpc.codec import Call, Message, Payload, decode_reply, encode_reply
+from dstl.rpc.codec import Call, Message, Payload, decode_message, encode_message
 from dstl.rpc.messages import Done
 from dstl.rpc.protocol import Framing
 
@@ -17,8 +17,8 @@ M = TypeVar("M", bound=Message)
 
 def through_a_frame(reply: M) -> M:
     """Return what the other side makes of a reply."""
-    frame = b"".join(Framing().encode(*encode_reply(reply)))
-    return decode_reply(type(reply), *Framing().decode(frame[4:]))
+    frame = b"".join(Framing().encode(*encode_message(reply)))
+    return decode_message(type(reply), *Framing().decode(frame[4:]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,3 +36,8 @@ async def restore_tables(
         if fetcher is not files:
             await fetcher.close()
     return restore.restored
+
+
+def fallbacks(restored: RestoredTables) -> tuple[str, ...]:
+    """Return base objects that were damaged or missing, so that older ones and more log were read."""
+    return tuple(sorted({name for bases in restored.bases.values() for name in bases._damaged}))

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from dstl.errors import Closed, Invalid
+from materializer.tables import columns
 from materializer.tables.base import ENTRY_SCHEMA, StateTable
-from worlds.table_changes import AWKWARD, changes, clear, content, delete, put
+from worlds.table_changes import AWKWARD, changes, clear, content, put
 
 
 class TableSnapshotContract:
@@ -55,8 +56,10 @@ class TableSnapshotContract:
         assert len(seen) == 3
         assert all(each == expected for each in seen)
 
-    def test_pages_are_ordered_and_bounded(self, table: StateTable) -> None:
+    def test_pages_are_ordered_and_bounded(self, table: StateTable, monkeypatch: pytest.MonkeyPatch) -> None:
         """By state, key, user key; by rows and by bytes, with at least one row."""
+        monkeypatch.setattr(columns, "PAGE_ROWS", 5)
+        monkeypatch.setattr(columns, "PAGE_BYTES", 1000)
         rows = [
             put(1, s, k, u, b"v" * size)
             for s in (9, 2)
@@ -65,7 +68,7 @@ class TableSnapshotContract:
         ]
         table.apply(changes(*rows))
         with closing(table.snapshot()) as snapshot:
-            pages = list(snapshot.entries(1, page_rows=5, page_bytes=1000))
+            pages = list(snapshot.entries(1))
             assert all(page.schema.equals(ENTRY_SCHEMA) for page in pages)
             listed = [tuple(row.values()) for page in pages for row in page.to_pylist()]
             assert listed == sorted((s, k, u, v) for _, s, _, k, u, v in rows)
@@ -108,7 +111,7 @@ class TableSnapshotContract:
         with closing(self.open_table(tmp_path / "other")) as other, closing(table.snapshot()) as snapshot:
             whole = content(snapshot, range(10))
             for group in (3, 4, 9):
-                other.restore(group, snapshot.entries(group, page_rows=7))
+                other.restore(group, snapshot.entries(group))
                 table.drop_key_group(group)
             assert list(other.key_groups()) == [3, 4, 9]
             assert list(table.key_groups()) == [0, 1, 2, 5, 6, 7, 8]
@@ -118,32 +121,6 @@ class TableSnapshotContract:
             group, state, key, user_key = next(a for a in whole if a[0] == 3)
             assert other.get_entry(state, group, key, [user_key]) == [whole[group, state, key, user_key]]
             assert table.get_entry(state, group, key, [user_key]) == [None]
-
-    def test_what_files_can_do_is_said_by_table_and_snapshot_alike(self, table: StateTable, tmp_path: Path) -> None:
-        """A table in files adopts its snapshot's files, and applies staged changes as it does others."""
-        table.apply(changes(put(1, 0, b"a", b"", b"old"), put(2, 0, b"b", b"", b"2"), put(1, 0, b"c", b"", b"3")))
-        table.prepare_snapshot()
-        with closing(table.snapshot()) as snapshot, closing(self.open_table(tmp_path / "other")) as other:
-            files, target = snapshot.as_files, other.as_files
-            assert (files is None) == (target is None) == (table.as_files is None)
-            if files is None or target is None:
-                return
-            assert all((files.path / file.name).stat().st_size == file.size for file in files.files())
-            staged = target.stage([changes(put(1, 0, b"a", b"", b"new"), delete(1, 0, b"c"))])
-            unused = target.stage([changes(put(1, 0, b"z", b"", b"never"))])
-            assert staged is not None
-            assert unused is not None
-            target.adopt(files.path, [1], files.files(), files.row_bytes)
-            version = other.version(1)
-            staged.apply()
-            unused.discard()
-            unused.discard()
-            target.resume_compaction()
-            assert other.version(1) > version
-            assert other.get_many(0, [1, 1, 2, 1], [b"a", b"c", b"b", b"z"]) == [b"new", None, None, None]
-            with pytest.raises(Invalid):
-                target.adopt(files.path, [1])
-            assert content(snapshot, [1, 2])[(1, 0, b"a", b"")] == b"old"
 
     def test_restoring_replaces(self, table: StateTable) -> None:
         """Twice the same is once; nothing of the old content stays; other key groups are not touched."""

@@ -15,7 +15,7 @@ import zstandard
 
 from dstl.changelog.change_set import META_KEY_GROUP, ChangeSet
 from dstl.changelog.segment.block_codec import Bytes, compress_block
-from dstl.changelog.segment.grouped_batch import BlockColumns, GroupedBatch, Piece, Runs
+from dstl.changelog.segment.grouped_batch import GroupedBatch, Piece, Runs, encode_columns
 from dstl.changelog.segment.index import (
     HEADER_SIZE,
     BlockEntry,
@@ -187,7 +187,7 @@ class _BlockPlan:
 
     def encode(self, compressor: zstandard.ZstdCompressor, scratch: Bytes) -> tuple[BlockEntry, bytes]:
         """Return the block's index entry, whose offset is not known yet, and its stored bytes."""
-        raw = BlockColumns(self.pieces, self._runs).encode(scratch)
+        raw = encode_columns(self.pieces, self._runs, scratch)
         codec, stored, checksum = compress_block(raw, compressor)
         deltas = [delta for _, delta, _ in self._runs]
         return BlockEntry(

@@ -199,39 +199,38 @@ class Piece:
         return rows if self.batch.order is None else self.batch.order[rows]
 
 
-class BlockColumns:
-    """The columns of one block: first says what they take, then moves the bytes there."""
+def encode_columns(pieces: list[Piece], runs: Runs, scratch: Bytes | None) -> Bytes:
+    """Return the raw block of some pieces: first it is asked what their columns take, then their bytes are moved there.
 
-    def __init__(self, pieces: list[Piece], runs: Runs) -> None:
-        """Take the pieces, and their runs: by key group, then by number."""
-        self._parts = [(piece.batch, piece.rows()) for piece in pieces]
-        self._runs = runs
-
-    def encode(self, scratch: Bytes | None) -> Bytes:
-        """Return the raw block, in ``scratch`` where it fits."""
-        layout = BlockLayout(np.array(self._runs, RUN))
-        for column in range(2):
-            constants = {batch.numbers[column].constant for batch, _ in self._parts}
-            constant = constants.pop() if len(constants) == 1 else None
-            dtype = self._parts[0][0].numbers[column].values.dtype
-            if constant is not None:
-                layout.add_numbers(np.full(1, constant, dtype))
-            else:
-                layout.add_numbers(_join([batch.numbers[column].values[rows] for batch, rows in self._parts]))
-        records = sum(count for _, _, count in self._runs)
-        for column in range(3):
-            widths = {batch.binaries[column].width for batch, _ in self._parts}
-            width = widths.pop() if len(widths) == 1 else None
-            if width is not None:
-                layout.add_fixed(width, records)
-            else:
-                layout.add_variable(_join([b.binaries[column].lengths(rows) for b, rows in self._parts]))
-        raw, holes = layout.allocate(scratch)
-        for column, hole in enumerate(holes):
-            at = 0
-            for batch, rows in self._parts:
-                at += batch.binaries[column].gather(rows, hole[at:])
-        return raw
+    Args:
+        pieces: By key group.
+        runs: Theirs: by key group, then by number.
+        scratch: Where the block goes, if it fits.
+    """
+    parts = [(piece.batch, piece.rows()) for piece in pieces]
+    layout = BlockLayout(np.array(runs, RUN))
+    for column in range(2):
+        constants = {batch.numbers[column].constant for batch, _ in parts}
+        constant = constants.pop() if len(constants) == 1 else None
+        dtype = parts[0][0].numbers[column].values.dtype
+        if constant is not None:
+            layout.add_numbers(np.full(1, constant, dtype))
+        else:
+            layout.add_numbers(_join([batch.numbers[column].values[rows] for batch, rows in parts]))
+    records = sum(count for _, _, count in runs)
+    for column in range(3):
+        widths = {batch.binaries[column].width for batch, _ in parts}
+        width = widths.pop() if len(widths) == 1 else None
+        if width is not None:
+            layout.add_fixed(width, records)
+        else:
+            layout.add_variable(_join([b.binaries[column].lengths(rows) for b, rows in parts]))
+    raw, holes = layout.allocate(scratch)
+    for column, hole in enumerate(holes):
+        at = 0
+        for batch, rows in parts:
+            at += batch.binaries[column].gather(rows, hole[at:])
+    return raw
 
 
 def _join(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:

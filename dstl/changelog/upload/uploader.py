@@ -11,7 +11,7 @@ from collections.abc import Callable
 import google_crc32c
 
 from dstl.changelog.upload.connection_pools import ConnectionPools
-from dstl.changelog.upload.hedged_put import StoredObject, Upload, UploadContext
+from dstl.changelog.upload.hedged_put import Upload, UploadContext
 from dstl.changelog.upload.hedging import HedgePolicy
 from dstl.errors import Closed
 from dstl.metrics import NullRecorder, Recorder
@@ -101,7 +101,9 @@ class Uploader:
             checksum: CRC-32C of ``data`` if it is known; computed otherwise (0.1 ms per MB, on the loop).
 
         Raises:
-            Closed: The uploader was closed.
+            Closed: The uploader was closed before; who awaits the upload hears of it also when it is meanwhile.
+            Unavailable: When it is awaited: attempts or deadline are exhausted; nothing that may be referenced is
+                stored. AccessDenied and Invalid come at once.
         """
         if self._closed:
             raise Closed("the uploader is closed: open the changelog storage again")
@@ -111,29 +113,6 @@ class Uploader:
         self._uploads[upload] = None
         upload.attempt(hedge=False)
         return upload
-
-    async def upload(
-        self,
-        name_of: Callable[[int], str],
-        data: bytes | memoryview,
-        *,
-        critical: bool = True,
-        checksum: int | None = None,
-    ) -> StoredObject:
-        """Store a body and return the winner; arguments as :meth:`submit`. Cancelling it gives the upload up.
-
-        Raises:
-            Unavailable: Attempts or deadline are exhausted; nothing that may be referenced is stored.
-            AccessDenied: At once.
-            Invalid: At once.
-            Closed: The uploader was closed before or meanwhile.
-        """
-        upload = self.submit(name_of, data, critical=critical, checksum=checksum)
-        try:
-            return await upload
-        except asyncio.CancelledError:
-            upload.cancel()
-            raise
 
     def _forget(self, upload: Upload) -> None:
         self._uploads.pop(upload, None)

@@ -69,10 +69,6 @@ final class Connection implements Closeable {
       return ((Number) fields.get(name)).longValue();
     }
 
-    String text(String name) {
-      return (String) fields.get(name);
-    }
-
     boolean flag(String name) {
       return (Boolean) fields.get(name);
     }

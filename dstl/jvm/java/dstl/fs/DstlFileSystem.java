@@ -280,7 +280,9 @@ public final class DstlFileSystem extends FileSystem {
 
   private void put(Path target, Written written, boolean overwrite) throws IOException {
     try {
-      Service.put(
+      Service.call(
+          target.toString(),
+          "put_file",
           Map.of(
               "path", target.toString(),
               "run", TaskFile.writer(target, getConf()),

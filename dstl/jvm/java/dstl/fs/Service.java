@@ -73,10 +73,6 @@ public final class Service {
     return call((String) fields.get("path"), name, fields, ByteBuffer.allocate(0));
   }
 
-  static Connection.Reply put(Map<String, Object> fields, ByteBuffer content) throws IOException {
-    return call((String) fields.get("path"), "put_file", fields, content);
-  }
-
   /** Return a connection for the parts of one file: they are its service's for as long as it is open. */
   static Connection lease(String path) throws IOException {
     ConnectionPool owned = OwnedRoots.of(path);

@@ -1,6 +1,7 @@
 package dstl.spark;
 
 import dstl.fs.Address;
+import dstl.fs.OwnedRoots;
 import dstl.fs.Service;
 import java.io.Closeable;
 import java.io.IOException;
@@ -38,7 +39,7 @@ final class Coordinator implements Closeable {
     Map<String, Object> spec = new LinkedHashMap<>();
     spec.put("member_id", "");
     spec.put("coordinator", null);
-    spec.put("version", version());
+    spec.put("version", new OwnedRoots().version());
     spec.put("secret", secret);
     String host = conf.get("spark.driver.host", "127.0.0.1");
     String master = conf.get("spark.master", "");
@@ -65,11 +66,6 @@ final class Coordinator implements Closeable {
     if (process != null) {
       process.close();
     }
-  }
-
-  static String version() {
-    String version = Coordinator.class.getPackage().getImplementationVersion();
-    return version == null ? "" : version;
   }
 
   /** Return the settings of DSTL, by their names behind {@code spark.dstl.}. */

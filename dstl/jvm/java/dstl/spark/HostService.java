@@ -2,6 +2,7 @@ package dstl.spark;
 
 import dstl.fs.Address;
 import dstl.fs.Msgpack;
+import dstl.fs.OwnedRoots;
 import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.util.LinkedHashMap;
@@ -47,7 +48,7 @@ record HostService(Map<?, ?> fields) {
   /** Start the service: it outlives this executor, and ends with the coordinator. */
   void launch(SparkConf conf, String host) throws IOException {
     Map<String, Object> spec = new LinkedHashMap<>();
-    spec.put("version", Coordinator.version());
+    spec.put("version", new OwnedRoots().version());
     spec.put("secret", secret());
     spec.put("host", host);
     spec.put("bind", host);
