@@ -91,7 +91,8 @@ class FileLog:
         config: Of the process.
         runtime: Time and ids.
         reader: Reads what records name; its store is the log's.
-        hedge_store: The same location over other connections, for second requests; the same store where None.
+        hedge_store: The same location over other connections, for second requests; closed with this. The same store
+            where None.
 
     Attributes:
         reader: The same.
@@ -104,6 +105,7 @@ class FileLog:
     ) -> None:
         self.riders = Riders()
         self.reader = reader
+        self._hedge_store = hedge_store
         components = Components(store=reader.store, hedge_store=hedge_store, runtime=runtime)
         self._changelog = Changelog(config, components, FILES_OWNER)
         self._runtime = runtime
@@ -381,6 +383,8 @@ class FileLog:
         await self._changelog.close()
         if self._uploads:
             await asyncio.wait(self._uploads)
+        if self._hedge_store is not None:
+            await self._hedge_store.close()
 
     def _writer(self, run: str, lane: Lane) -> StateChangelogWriter:
         writer = self._writers.get((run, lane))

@@ -81,7 +81,7 @@ class FileProcess:
             )
         store, plain = self._open(location_of(root)), self._open(plain_location_of(root))
         reader = FileReader(store, plain, self._runtime, self._cache, self.origins(root))
-        return FileLog(self._config, self._runtime, reader)
+        return FileLog(self._config, self._runtime, reader, self._open(location_of(root)))
 
     def _open(self, location: str) -> ObjectStore:
         return self._open_store(location, self._config.s3, self._config.sealing)

@@ -12,11 +12,13 @@ from dstl.checkpoint.upkeep.cleaner import clean
 from dstl.errors import AccessDenied, Fenced, Invalid, ObjectExists, ObjectNotFound
 from dstl.files.index import FileIndex, FileTree
 from dstl.runtime import system_runtime
+from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
 from handles.file_record import FileEntry
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from worlds.files import BIG, FencesBehind, LaterClock, RefusesThird, Stores, application, changelog, driven, noise
 from worlds.manifest_samples import QUERY, commit
+from worlds.wrapped_store import WrappedStore
 
 LOCATION = "/jobs/query/_dstl"
 HOST = "127.0.0.2"
@@ -229,3 +231,26 @@ async def test_a_batch_touches_its_own_files_and_not_the_whole_index(
     # One of the records is whole; each file is a rider once, and an entry once, and so is its deletion a rider.
     assert 0 < walked[0] <= files
     assert touched[0] <= 2 * (3 * partitions + 4)
+
+
+async def test_second_requests_go_over_other_connections_than_the_first(stores: Stores) -> None:
+    """A pool of which the store has lost sight holds up first and second alike."""
+    lost: list[ObjectStore] = []
+
+    class LosesFirst(WrappedStore):
+        async def put(self, name: str, *given: Any, **options: Any) -> Any:
+            if name.endswith(".seg"):
+                if not lost:
+                    lost.append(self)
+                if lost[0] is self:
+                    await asyncio.Event().wait()
+            return await self.inner.put(name, *given, **options)
+
+    async with (
+        asyncio.timeout(20),
+        application(stores, LosesFirst, **{"hedging.cold_delay_s": "0.05"}) as app,
+    ):
+        driver = await app.driver("run")
+        await driver.batch(0, {changelog(0, 1): noise(BIG)})
+        assert await driver.read(changelog(0, 1)) == noise(BIG)
+    assert lost
