@@ -16,6 +16,7 @@ import pytest
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_META, OP_PUT
 from dstl.changelog.segment.reader import decode_segment
 from dstl.errors import Fenced, Invalid, Superseded, Unavailable
+from dstl.options import MaterializationOptions
 from dstl.rpc.async_connection import AsyncConnection
 from dstl.rpc.client import Address, Connection
 from dstl.rpc.codec import Message
@@ -48,6 +49,8 @@ from dstl.taskmanager.reads import CommittedTables, TableSource, bounded_entries
 from dstl.taskmanager.service import TaskManagerService
 from dstl.taskmanager.timer_index import TimerIndex
 from handles.key_group import KeyGroupRange, range_of_partition
+from materializer.bases.operator_bases import OperatorBases
+from materializer.manager import PeriodicMaterializationManager
 from materializer.tables import HeapStateTable
 from tests.simulation.virtual_time import seeded_runtime
 from worlds.backend import MAX_PARALLELISM, BackendWorld
@@ -200,6 +203,26 @@ async def test_a_task_manager_serves_others_while_it_folds_a_large_batch(seed: i
     world.backend.resume(None)
     with pytest.raises(Superseded):
         await given_up
+    await world.close()
+
+
+async def test_a_look_for_a_materialization_folds_nothing_while_a_task_waits_for_its_opening(seed: int) -> None:
+    """It asked for the table's size, and that folded all of the batch before, at once: as silent as without pieces."""
+    world = BackendWorld(seed)
+    backend, waiting = world.backend, changes(put(0, 1, b"k", b"", b"v"))
+    manager = PeriodicMaterializationManager(
+        backend,
+        None,  # type: ignore[arg-type]
+        options=MaterializationOptions(),
+        runtime=world.runtime,
+    )
+    backend.tracker.attach(manager, 2)
+    backend.tracker.bases["b"] = OperatorBases()
+    backend.committed.add("b", [(waiting, False)])
+    manager.look()
+    assert backend.committed.waiting_rows == 1
+    assert backend.table("b").size().entries == 1
+    await manager.close()
     await world.close()
 
 
