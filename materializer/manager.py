@@ -30,7 +30,7 @@ from handles.key_group import KeyGroupRange
 from materializer.bases.operator_bases import FinishedMaterialization, OperatorBases
 from materializer.expiry import ExpirySweep
 from materializer.materialization import BaseWriter, WrittenBases
-from materializer.tables import Expired, RocksDBTableSnapshot, StateTable
+from materializer.tables import Expired, RocksDBTableSnapshot, StateTable, TableSize
 from materializer.trigger import Action, MaterializationTrigger, UnmaterializedLog
 
 _log = logging.getLogger(__name__)
@@ -53,6 +53,9 @@ class MaterializationSource(Protocol):
 
     def table(self, operator: str) -> StateTable:
         """Return an operator's table."""
+
+    def size(self, operator: str) -> TableSize:
+        """Return about how much it holds: a look waits for no change to be made to it."""
 
     def expired(self, operator: str) -> Expired:
         """Return which values of an operator have expired at the checkpoint."""
@@ -203,7 +206,7 @@ class PeriodicMaterializationManager:
             await asyncio.wait(self._ending)
 
     def _log_of(self, operator: str, bases: OperatorBases) -> UnmaterializedLog:
-        return bases.log(self._source.table(operator).size().bytes, self.replay_bytes_per_s)
+        return bases.log(self._source.size(operator).bytes, self.replay_bytes_per_s)
 
     def _watch(self, operator: str, overdue: bool, age: float) -> None:
         if not overdue:

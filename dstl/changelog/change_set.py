@@ -43,7 +43,8 @@ def common_width(offsets: Offsets) -> int | None:
         return None
     # Piece by piece, so that the differences stay in the cache.
     for at in range(0, len(offsets) - 1, _SCAN):
-        if not bool((np.diff(offsets[at : at + _SCAN + 1]) == width).all()):
+        piece = offsets[at : at + _SCAN + 1]
+        if not bool((piece[1:] - piece[:-1] == width).all()):
             return None
     return width
 
@@ -174,22 +175,22 @@ def _metadata(blob: bytes) -> tuple[pa.RecordBatch, int]:
 
 def _check(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
     """Return the batch as it will be stored, and how many payload bytes it holds."""
-    if batch.schema.names != CHANGE_SCHEMA.names or batch.schema.types != CHANGE_SCHEMA.types:
+    is_ours, columns = batch.schema.equals(CHANGE_SCHEMA), batch.columns
+    if not is_ours and (batch.schema.names != CHANGE_SCHEMA.names or batch.schema.types != CHANGE_SCHEMA.types):
         raise Invalid(f"not a batch of changes: columns {batch.schema.names} of {batch.schema.types}")
-    if any(column.null_count for column in batch.columns):
+    if any(column.null_count for column in columns):
         raise Invalid("not a batch of changes: it holds nulls; use an empty value instead")
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid as error:
         raise Invalid(f"not a batch of changes: {error}") from None
-    key_groups, ops = np.asarray(batch.column(0)), np.asarray(batch.column(2))
+    key_groups, ops = np.asarray(columns[0]), np.asarray(columns[2])
     highest = int(ops.max())
     if highest > OP_META:
         raise Invalid(f"not a batch of changes: op {highest}")
-    columns = batch.columns
     if highest == OP_META:
         key_groups = np.where(ops == OP_META, np.uint16(META_KEY_GROUP), key_groups)
-        columns[0] = pa.array(key_groups, pa.uint16())
+        columns[0], is_ours = pa.array(key_groups, pa.uint16()), False
         key_groups = key_groups[ops != OP_META]
     if len(key_groups) and int(key_groups.max()) > _MAX_KEY_GROUP:
         raise Invalid(f"not a batch of changes: key group {int(key_groups.max())} is above {_MAX_KEY_GROUP}")
@@ -199,4 +200,4 @@ def _check(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
         largest = int(np.sum([np.diff(each) for each in offsets], axis=0, dtype=np.int64).max())
         if largest > MAX_CHANGE_BYTES:
             raise Invalid(f"a change of {largest} bytes is above {MAX_CHANGE_BYTES}: split the value")
-    return pa.RecordBatch.from_arrays(columns, schema=CHANGE_SCHEMA), payload
+    return batch if is_ours else pa.RecordBatch.from_arrays(columns, schema=CHANGE_SCHEMA), payload

@@ -6,14 +6,15 @@ import select
 import socket
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 from dstl.rpc.protocol import MAX_FRAME, PREFIX_BYTES, frame_length
 from dstl.rpc.silence import Silence
 from dstl.runtime import Clock
 
 CLOSED = "closed by the other side; if its process has ended, it may have run out of memory: its log says so"
-_JOINED = 1 << 16
-"""Frames below so many bytes are sent in one piece."""
+_FRONT_BYTES = 1 << 14
+"""Received at once where a frame begins: most frames are shorter, and whole then."""
 
 
 class FrameSocket:
@@ -32,10 +33,9 @@ class FrameSocket:
         self._clock = clock
         self._silence = Silence(None)
         self._deadline: float | None = None
-        self._buffer = bytearray(PREFIX_BYTES)
+        self._buffer = bytearray(_FRONT_BYTES)
         self._filled = 0
-        self._is_body = False
-        self._bodies: deque[bytearray] = deque()
+        self._bodies: deque[memoryview] = deque()
 
     def set_timeout(self, timeout: float) -> None:
         """Fail after so many seconds of silence from now on, and by no deadline."""
@@ -56,16 +56,14 @@ class FrameSocket:
         Raises:
             OSError: The connection broke, or nothing moved for too long.
         """
-        is_small = sum(map(len, frame)) < _JOINED
-        for buffer in [b"".join(frame)] if is_small else frame:
-            view = memoryview(buffer)
-            if is_small and not receiving:
-                # There is room, for all before it was answered; mostly for all of it.
-                view = view[self._socket.send(view) :]
-            if len(view):
-                self._send_and_receive(view)
+        left = [memoryview(buffer) for buffer in frame]
+        if not receiving:
+            # There is room, for all before it was answered; mostly for all of it.
+            self._send(left)
+        if left:
+            self._send_and_receive(left)
 
-    def receive(self, limit: int = MAX_FRAME) -> bytearray:
+    def receive(self, limit: int = MAX_FRAME) -> memoryview:
         """Return the body of the next frame.
 
         Raises:
@@ -92,20 +90,29 @@ class FrameSocket:
         """True where the other side has sent something that was not received, be it the end of the connection."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(self._filled or self._bodies or poll.poll(0))
 
     def close(self) -> None:
         """Close the socket. Idempotent."""
         self._socket.close()
 
-    def _send_and_receive(self, view: memoryview) -> None:
+    def _send(self, left: list[memoryview]) -> None:
+        """Send what there is room for, all buffers at once, and leave the rest."""
+        # A frame that comes in pieces wakes its receiver for each of them.
+        sent = self._socket.sendmsg(left)
+        while left and sent >= len(left[0]):
+            sent -= len(left.pop(0))
+        if sent:
+            left[0] = left[0][sent:]
+
+    def _send_and_receive(self, left: list[memoryview]) -> None:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | select.POLLOUT)
         self._socket.setblocking(False)
         silence = self._silence
         silence.moved()
         try:
-            while len(view):
+            while left:
                 ready = poll.poll(None if silence.look_s is None else silence.look_s * 1000)
                 if not ready:
                     if silence.look():
@@ -115,15 +122,13 @@ class FrameSocket:
                 if ready[0][1] & ~select.POLLOUT:
                     self._read(MAX_FRAME)
                 if ready[0][1] & select.POLLOUT:
-                    try:
-                        view = view[self._socket.send(view) :]
-                    except BlockingIOError:
-                        continue
+                    with suppress(BlockingIOError):
+                        self._send(left)
         finally:
             self._socket.settimeout(silence.look_s)
 
     def _read(self, limit: int) -> None:
-        """Receive once, and keep the body that is complete then."""
+        """Receive once, and keep the bodies that are complete then."""
         try:
             got = self._socket.recv_into(memoryview(self._buffer)[self._filled :])
         except BlockingIOError:
@@ -131,11 +136,14 @@ class FrameSocket:
         if got == 0:
             raise ConnectionResetError(CLOSED)
         self._filled += got
-        if self._filled < len(self._buffer):
-            return
-        if self._is_body:
-            self._bodies.append(self._buffer)
-            self._buffer = bytearray(PREFIX_BYTES)
-        else:
-            self._buffer = bytearray(frame_length(bytes(self._buffer), limit))
-        self._is_body, self._filled = not self._is_body, 0
+        while self._filled >= PREFIX_BYTES:
+            stop = PREFIX_BYTES + frame_length(bytes(self._buffer[:PREFIX_BYTES]), limit)
+            frame, filled = self._buffer, self._filled
+            if filled < stop:
+                if len(frame) < stop:
+                    self._buffer = bytearray(stop)
+                    self._buffer[:filled] = frame[:filled]
+                return
+            self._buffer, self._filled = bytearray(max(_FRONT_BYTES, filled - stop)), filled - stop
+            self._buffer[: self._filled] = frame[stop:filled]
+            self._bodies.append(memoryview(frame)[PREFIX_BYTES:stop])

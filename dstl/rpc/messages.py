@@ -213,7 +213,7 @@ class FetchValues(AttemptCall[Fetched]):
 
     Attributes:
         state: The state's number.
-        keys: Arrow, of ``KEY_COLUMNS``.
+        keys: An Arrow batch of ``KEY_COLUMNS``.
     """
 
     state: int
@@ -294,7 +294,7 @@ class DueEntries(Message):
 
     Attributes:
         more: Whether there are more to ask for.
-        data: Entries, Arrow of ``ENTRY_COLUMNS``.
+        data: Entries, an Arrow batch of ``ENTRY_COLUMNS``.
     """
 
     more: bool
@@ -327,7 +327,7 @@ class FetchDue(AttemptCall[DueEntries]):
 
 @dataclass(frozen=True, slots=True)
 class ScanValues(AttemptCall[Fetched]):
-    """Reads the next entries of a point state in one key group; the reply is Arrow, of ``ENTRY_COLUMNS``.
+    """Reads the next entries of a point state in one key group; the reply is an Arrow batch of ``ENTRY_COLUMNS``.
 
     Attributes:
         state: The state's number.
@@ -348,7 +348,7 @@ class Write(AttemptCall[Done]):
         partition: The operator's partition that all its keys belong to.
         metadata: The operator's states as JSON, for the log's own record; empty but in an attempt's first part.
         expiring: The puts are of entries that had no time before, or another one: an index by time takes them.
-        changes: An Arrow stream of ``CHANGE_SCHEMA``.
+        changes: An Arrow batch of ``CHANGE_SCHEMA``.
     """
 
     partition: int
@@ -375,37 +375,39 @@ ENTRY_COLUMNS = pa.schema([*KEY_COLUMNS, pa.field("value", pa.binary(), nullable
 """Entries of a state, with the key group of each."""
 
 
-_OPTIONS = pa.ipc.IpcWriteOptions()
-"""Arrow's own; where none are given it looks for each stream into the environment."""
-
-
 def write_columns(schema: pa.Schema, columns: Sequence[pa.Array]) -> memoryview:
-    """Return columns as an Arrow stream of one batch."""
+    """Return columns as an Arrow batch, see :func:`write_batch`."""
     return write_batch(pa.RecordBatch.from_arrays(list(columns), schema=schema))
 
 
 def write_batch(batch: pa.RecordBatch) -> memoryview:
-    """Return a batch as an Arrow stream of it alone."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=_OPTIONS) as writer:
-        writer.write_batch(batch)
-    return memoryview(sink.getvalue())
+    """Return a batch as one Arrow message, without its schema: both sides know it, and a small batch would double."""
+    return memoryview(batch.serialize())
+
+
+def read_batch(payload: memoryview, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the batch of such a message; it lies in the payload, and was not validated.
+
+    Raises:
+        Invalid: Fewer columns, or bytes that are no Arrow batch.
+    """
+    try:
+        return pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
+    except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
+        raise Invalid(f"a payload is not an Arrow batch of {', '.join(schema.names)}: {error}") from None
 
 
 def read_columns(payload: memoryview, schema: pa.Schema) -> list[pa.Array]:
-    """Return the columns of such a stream; they lie in the payload.
+    """Return the columns of such a batch, validated.
 
     Raises:
-        Invalid: Other columns, more or less than one batch, or bytes that are no Arrow stream.
+        Invalid: Other columns, or bytes that are no Arrow batch.
     """
+    batch = read_batch(payload, schema)
     try:
-        with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
-            if not reader.schema.equals(schema):
-                raise Invalid(f"a payload has the columns {reader.schema.names} instead of {schema.names}")
-            batch = reader.read_next_batch()
-            batch.validate(full=True)
-    except (pa.ArrowException, StopIteration, OSError, UnicodeDecodeError) as error:
-        raise Invalid(f"a payload is not a stream of {', '.join(schema.names)}: {error}") from None
+        batch.validate(full=True)
+    except pa.ArrowException as error:
+        raise Invalid(f"a payload is not an Arrow batch of {', '.join(schema.names)}: {error}") from None
     columns: list[pa.Array] = batch.columns
     if any(column.null_count for column, field in zip(columns, schema, strict=True) if not field.nullable):
         raise Invalid("a payload has a null where none can be")

@@ -31,7 +31,7 @@ import msgpack
 from dstl.errors import CorruptData, Invalid, error_from_wire, error_to_wire
 from dstl.private_file import check_strength, read_private_file
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 """Grows with every change of a message, a frame or the handshake: both sides must have the same."""
 MAX_FRAME = 256 << 20
 """No frame is longer, in bytes: a bigger length is refused before anything is allocated."""

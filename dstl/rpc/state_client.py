@@ -123,8 +123,9 @@ class StateClient:
             if part.num_rows:
                 told = b"" if owner in self._told else metadata
                 self._told.add(owner)
-                self._sent[owner] += part.nbytes
-                self._send_unseen(owner, Write(*self._who, partition, told, expiring, write_batch(part)))
+                payload = write_batch(part)
+                self._sent[owner] += len(payload)
+                self._send_unseen(owner, Write(*self._who, partition, told, expiring, payload))
 
     def flush(self) -> None:
         """Tell every TaskManager that this was all, and wait until it has taken everything.

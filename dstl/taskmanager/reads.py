@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Any
 
@@ -46,13 +46,19 @@ from dstl.taskmanager import timer_index
 from dstl.taskmanager.expiry_index import ExpiryIndex
 from dstl.taskmanager.timer_index import TimerIndex
 from handles.key_group import MAX_MAX_PARALLELISM, KeyGroupRange
-from materializer.tables import HeapStateTable, RocksDBStateTable, StateEntry, StateTable
+from materializer.tables import HeapStateTable, RocksDBStateTable, StateEntry, StateTable, TableSize
 
 REPLY_BYTES = 64 << 20
 """About how many bytes of values one reply holds: a fourth of the longest frame."""
 
 _TIME_BYTES = 8
 """What is due has a time of so many bytes: a page of a key group's has no more entries than fit into it of these."""
+
+_JOINED_ROWS = 1 << 15
+"""Changes of tasks are folded into a table together up to so many rows: of 64 tasks with 100 rows each, one by one,
+those of a task took 127 us of processor time, and together 30; of 2,860 each, 245 and 135."""
+_JOINED_BYTES = 4 << 20  # and up to so many bytes, which are copied
+
 _PAGE = 512  # entries that are read beyond what a reply has room for, at most
 _REPLY_FACTOR = 4  # keys that are just answerable in one reply
 
@@ -387,6 +393,10 @@ class CommittedTables:
         """True where an operator's table lies on a disk, so that its entries take no memory each."""
         return isinstance(self._opened(operator).table, RocksDBStateTable)
 
+    def size(self, operator: str) -> TableSize:
+        """Return how much an operator's table holds, without what waits to be folded in."""
+        return self._opened(operator).table.size()
+
     def add(self, operator: str, overlay: Overlay) -> None:
         """Note an operator's changes, to be folded in behind those that wait already."""
         self._unfolded.extend((operator, *part) for part in overlay)
@@ -402,9 +412,16 @@ class CommittedTables:
         """
         while self._unfolded and most_rows > 0:
             operator, changes, expiring = self._unfolded[0]
-            self._opened(operator).apply(changes, expiring)
-            self._unfolded.popleft()
-            most_rows -= changes.num_rows
+            parts, rows, nbytes = [changes], changes.num_rows, changes.get_total_buffer_size()
+            for of, part, of_part in islice(self._unfolded, 1, None):
+                rows, nbytes = rows + part.num_rows, nbytes + part.get_total_buffer_size()
+                if (of, of_part) != (operator, expiring) or rows > _JOINED_ROWS or nbytes > _JOINED_BYTES:
+                    break
+                parts.append(part)
+            self._opened(operator).apply(pa.concat_batches(parts) if len(parts) > 1 else changes, expiring)
+            for part in parts:
+                self._unfolded.popleft()
+                most_rows -= part.num_rows
         return bool(self._unfolded)
 
     def replace(self, tables: dict[str, StateTable]) -> None:

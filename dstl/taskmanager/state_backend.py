@@ -81,7 +81,7 @@ class TaskManagerStateBackend:
         memory: Refuses changes that would outgrow it.
 
     Attributes:
-        committed: The tables, and their indexes by time.
+        committed: The tables, and their indexes by time. ``size`` of one leaves out what waits to be folded in.
         tracker: Bases of the operators.
         loading: Loads what the tables have not got yet; None once they have all.
     """
@@ -101,6 +101,7 @@ class TaskManagerStateBackend:
         self._runtime = runtime
         self._max_parallelism = max_parallelism
         self.committed = CommittedTables(open_table)
+        self.size = self.committed.size
         self._attempts: dict[AttemptKey, _Attempt] = {}
         self._writers: dict[tuple[str, int], StateChangelogWriter] = {}
         self._persisted: _Persisted | None = None
@@ -234,7 +235,7 @@ class TaskManagerStateBackend:
         if attempt.persisted:
             raise Superseded(f"attempt {key[1]} of operator {key[0]} has ended: its changes are in a checkpoint")
         self._check_key_groups(key, partition, changes)
-        if self._memory.is_due(changes.nbytes):
+        if self._memory.is_due(changes.get_total_buffer_size()):
             self._memory.check(self._growth(key[0], changes), f"operator {key[0]}: changes")
         if attempt.writer is None:
             if not metadata:

@@ -25,9 +25,9 @@ def key_group_runs(key_groups: KeyGroups) -> Iterator[tuple[int, int, int]]:
     groups = np.asarray(key_groups)
     if not len(groups):
         return
-    ends = np.flatnonzero(groups[1:] != groups[:-1]) + 1
+    ends = (groups[1:] != groups[:-1]).nonzero()[0] + 1
     starts = [0, *ends.tolist()]
-    yield from zip(groups[starts].tolist(), starts, [*starts[1:], len(groups)], strict=True)
+    yield from zip(groups.take(starts).tolist(), starts, [*starts[1:], len(groups)], strict=True)
 
 
 @dataclass(frozen=True, slots=True)

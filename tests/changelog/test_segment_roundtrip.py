@@ -65,6 +65,19 @@ def test_what_was_encoded_before_is_not_encoded_again(rng: random.Random) -> Non
     assert encode([("a", 3, one)], encoded={("a", 3): encode_blocks(3, other)}) == encode([("a", 3, other)])
 
 
+def test_logs_with_the_same_metadata_have_it_under_their_own_numbers(rng: random.Random) -> None:
+    """Its block is made once, and was made for another log, number and batch before."""
+    sets = []
+    for log_id, sqn in (("a", 3), ("b", 70), ("c", 4), ("c", 5), ("d", 9)):
+        changes = ChangeSet()
+        changes.append_metadata(b"the states")
+        if log_id != "d":
+            changes.append_batch(batch_of(random_rows(rng, 9)))
+        sets.append((log_id, sqn, changes))
+    assert decoded(encode(sets)) == expected(sets)
+    assert encode(sets) == encode(sets)
+
+
 def test_large_sets_are_cut_and_joined_without_changing_what_is_read(
     rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,16 +22,19 @@ from hypothesis import strategies as st
 from dstl.errors import AccessDenied, CorruptData, Fenced, Invalid, Unavailable
 from dstl.process.launch_spec import LaunchSpec
 from dstl.rpc.client import MAX_IN_FLIGHT, Address, Connection
+from dstl.rpc.frame_socket import FrameSocket
 from dstl.rpc.handshake import NONCE_BYTES, ClientHandshake, Role, ServerHandshake
 from dstl.rpc.protocol import (
     MAX_FRAME,
     MAX_HANDSHAKE,
+    PREFIX_BYTES,
     Secret,
     decode_body,
     encode_frame,
     frame_length,
     raise_for,
 )
+from dstl.runtime import SystemClock
 from worlds.echo import Echo, Fail, Wait
 
 WORKER = Role.WORKER
@@ -308,3 +311,38 @@ async def test_a_connection_that_breaks_leaves_no_request_without_an_error() -> 
 
         await in_worker(work, address, timeout=0.3)
         service.release.set()
+
+
+class Pieces:
+    """A connected socket that receives in pieces of some sizes, and counts how often it sends."""
+
+    def __init__(self, data: bytes, sizes: list[int]) -> None:
+        self.data, self.sizes, self.sent = data, sizes, list[bytes]()
+
+    def recv_into(self, view: memoryview) -> int:
+        size = min(len(view), len(self.data), self.sizes.pop(0) if self.sizes else len(view))
+        view[:size] = self.data[:size]
+        self.data = self.data[size:]
+        return size
+
+    def sendmsg(self, buffers: list[memoryview]) -> int:
+        self.sent.append(b"".join(buffers))
+        return len(self.sent[-1])
+
+    def settimeout(self, timeout: float | None) -> None:
+        pass
+
+
+@given(st.lists(st.integers(0, 40_000), min_size=1, max_size=6), st.lists(st.integers(1, 50_000), max_size=30))
+@settings(max_examples=100, deadline=None)
+def test_frames_come_whole_whatever_pieces_they_are_received_in(lengths: list[int], sizes: list[int]) -> None:
+    bodies = [frame({"n": n}, bytes([n]) * length) for n, length in enumerate(lengths)]
+    frames = FrameSocket(Pieces(b"".join(bodies), sizes), SystemClock())  # type: ignore[arg-type]
+    frames.set_timeout(1.0)
+    assert [bytes(frames.receive()) for _ in bodies] == [body[PREFIX_BYTES:] for body in bodies]
+
+
+def test_a_frame_is_sent_in_one_piece_for_each_piece_wakes_the_other_side() -> None:
+    sock, payload = Pieces(b"", []), b"p" * (1 << 17)
+    FrameSocket(sock, SystemClock()).send(encode_frame({"n": 1}, payload))  # type: ignore[arg-type]
+    assert sock.sent == [frame({"n": 1}, payload)]

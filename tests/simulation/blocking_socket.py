@@ -94,15 +94,12 @@ class BlockingSocket(asyncio.Protocol):
         """Wait, or do not."""
         self._timeout = None if flag else 0.0
 
-    def sendall(self, data: Any) -> None:
-        """Send everything."""
+    def sendmsg(self, buffers: Any) -> int:
+        """Send, and return how much: all of it."""
         if self._error is not None:
             raise self._error
+        data = b"".join(buffers)
         self._end.write(data)
-
-    def send(self, data: Any) -> int:
-        """Send, and return how much: all of it."""
-        self.sendall(data)
         return len(data)
 
     def recv_into(self, view: memoryview) -> int:

@@ -12,6 +12,7 @@ from pyspark import cloudpickle
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
+from dstl.rpc.messages import read_batch, write_batch
 from dstl.spark.operators.grouping import group_rows
 from dstl.spark.task_definition import TaskDefinition
 from dstl.state.broadcast_state import BroadcastScope, BroadcastState, BroadcastStream
@@ -148,27 +149,17 @@ class _Runner:
         attempt.wait(asyncio.sleep(attempt.rng.uniform(0.0, 0.01)))
 
 
-def mark_changes(changes: bytes | memoryview, writer: bytes) -> bytes:
-    """Return an Arrow stream of changes with the writer's name for each changed key, in a state of its own.
+def mark_changes(changes: bytes | memoryview, writer: bytes) -> memoryview:
+    """Return an Arrow batch of changes with the writer's name for each changed key, in a state of its own.
 
     This is done on the wire, so that the audit's digest of an attempt's changes knows nothing of its name.
     """
-    written: list[tuple[int, int, bytes, bytes]] = []
-    kept: list[pa.RecordBatch] = []
-    with pa.ipc.open_stream(pa.py_buffer(changes)) as reader:
-        for batch in reader:
-            columns = [batch.column(name).to_pylist() for name in ("key_group", "state", "key")]
-            kept.append(batch)
-            written += [
-                (group, WRITERS, key, writer) for group, state, key in zip(*columns, strict=True) if state == OPERATIONS
-            ]
-    if written:
-        kept.append(_changes(sorted(written)))
-    whole = pa.Table.from_batches(kept).sort_by("key_group").combine_chunks()
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, CHANGE_SCHEMA) as stream:
-        stream.write_table(whole)
-    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+    batch = read_batch(memoryview(changes), CHANGE_SCHEMA)
+    columns = [batch.column(name).to_pylist() for name in ("key_group", "state", "key")]
+    written = [(group, WRITERS, key, writer) for group, state, key in zip(*columns, strict=True) if state == OPERATIONS]
+    kept = [batch, _changes(sorted(written))] if written else [batch]
+    (whole,) = pa.Table.from_batches(kept).sort_by("key_group").combine_chunks().to_batches()
+    return write_batch(whole)
 
 
 def _changes(rows: Sequence[tuple[int, int, bytes, bytes]]) -> pa.RecordBatch:

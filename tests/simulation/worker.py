@@ -8,14 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Generic
 
-import pyarrow as pa
-
-from dstl.changelog.change_set import digest_changes
+from dstl.changelog.change_set import CHANGE_SCHEMA, digest_changes
 from dstl.errors import DstlError
 from dstl.rpc.async_connection import AsyncConnection
 from dstl.rpc.client import Address, Connection, Reply
 from dstl.rpc.codec import Call, R
-from dstl.rpc.messages import Acknowledgement, Begun, Write
+from dstl.rpc.messages import Acknowledgement, Begun, Write, read_batch
 from dstl.rpc.protocol import Secret
 from dstl.spark.task_attempt import WorkerProcess, run_attempt
 from dstl.spark.task_definition import PreparedOperator
@@ -156,9 +154,7 @@ class _Line:
         """Send a request behind those before it, and return its reply to come."""
         sent: Call[Any] = message
         if isinstance(message, Write) and self._attempt.spec.operator in APPENDING:
-            with pa.ipc.open_stream(pa.py_buffer(message.changes)) as reader:
-                for batch in reader:
-                    self._attempt.changes.append(batch)
+            self._attempt.changes.append(read_batch(memoryview(message.changes), CHANGE_SCHEMA))
             sent = replace(message, changes=mark_changes(message.changes, self._attempt.spec.writer))
         elif isinstance(message, Acknowledgement):
             self._before_acknowledging(message)

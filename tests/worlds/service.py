@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import pyarrow as pa
-
 from dstl.changelog.change_set import OP_DELETE, OP_PUT
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.manifest.reader import ATTEMPTS
@@ -29,7 +27,7 @@ from dstl.rpc.async_connection import AsyncConnection
 from dstl.rpc.client import Address
 from dstl.rpc.fleet_messages import Register
 from dstl.rpc.handshake import Role
-from dstl.rpc.messages import Acknowledgement, Begin, Begun, FetchMany, OpenAttempt, TaskAttempt, Write
+from dstl.rpc.messages import Acknowledgement, Begin, Begun, FetchMany, OpenAttempt, TaskAttempt, Write, write_batch
 from dstl.rpc.protocol import Secret
 from dstl.runtime import Runtime, SystemClock
 from dstl.store.base import ObjectStore
@@ -486,7 +484,7 @@ class Attempt:
             if part:
                 who = self.who
                 await connection.call(
-                    Write(who.operator, who.attempt, who.slot, self.begun.registry, False, ipc(changes(*part)))
+                    Write(who.operator, who.attempt, who.slot, self.begun.registry, False, write_batch(changes(*part)))
                 )
 
     async def acknowledge(self, **other: Any) -> None:
@@ -527,13 +525,6 @@ def apply(values: dict[bytes, bytes], written: Written) -> None:
             values.pop(key, None)
         else:
             values[key] = value
-
-
-def ipc(batch: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
 
 
 async def retained(store: ObjectStore) -> list[CompletedCheckpoint]:

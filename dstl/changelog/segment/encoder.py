@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate, groupby, islice
 from operator import itemgetter
 from typing import Any
@@ -42,6 +43,7 @@ EncodedBlocks = list[tuple[BlockEntry, bytes]]
 """Blocks of one log in their order, each with its index entry, whose offset is not known yet, and its stored bytes."""
 
 _Sets = list[tuple[SequenceNumber, ChangeSet]]
+_Numbered = list[tuple[int, pa.RecordBatch]]
 _local = threading.local()
 
 
@@ -119,28 +121,33 @@ def _adjacent(log_id: str, members: _Sets) -> Iterator[_Sets]:
     yield run
 
 
-def _grouped_batches(run: _Sets) -> Iterator[GroupedBatch]:
-    """Group the batches of adjacent sets by key group, small ones joined, in order, and metadata by itself.
+def _grouped_batches(batches: _Numbered) -> Iterator[GroupedBatch]:
+    """Group batches of adjacent sets by key group, small ones joined, in order, and metadata by itself.
 
     A row of it among others would take their order from them, and their values' common length.
     """
-    first = run[0][0]
-    joined: list[tuple[int, pa.RecordBatch]] = []
+    if len(batches) == 1:
+        yield GroupedBatch.of(batches)
+        return
+    joined: _Numbered = []
     rows = nbytes = 0
-    for sqn, changes in run:
-        for batch in changes.batches():
-            if batch.column(0)[0].as_py() == META_KEY_GROUP:
-                yield GroupedBatch.of([(sqn - first, batch)])
-                continue
-            full = rows + batch.num_rows > _SMALL_BATCH or nbytes + batch.nbytes > _LARGE_BLOCK
-            if joined and full:
-                yield GroupedBatch.of(joined)
-                joined, rows, nbytes = [], 0, 0
-            joined.append((sqn - first, batch))
-            rows += batch.num_rows
-            nbytes += batch.nbytes
+    for delta, batch in batches:
+        if _is_metadata(batch):
+            yield GroupedBatch.of([(delta, batch)])
+            continue
+        size = batch.nbytes
+        if joined and (rows + batch.num_rows > _SMALL_BATCH or nbytes + size > _LARGE_BLOCK):
+            yield GroupedBatch.of(joined)
+            joined, rows, nbytes = [], 0, 0
+        joined.append((delta, batch))
+        rows += batch.num_rows
+        nbytes += size
     if joined:
         yield GroupedBatch.of(joined)
+
+
+def _is_metadata(batch: pa.RecordBatch) -> bool:
+    return bool(batch.column(0)[0].as_py() == META_KEY_GROUP)
 
 
 def _plan_blocks(batches: list[GroupedBatch], base_sqn: SequenceNumber) -> Iterator[_BlockPlan]:
@@ -205,7 +212,29 @@ class _BlockPlan:
 
 def _encode_run(run: _Sets, level: int) -> EncodedBlocks:
     """Return the blocks of adjacent sets, without their offsets."""
-    work = list(_plan_blocks(list(_grouped_batches(run)), run[0][0]))
+    base = run[0][0]
+    batches = [(sqn - base, batch) for sqn, changes in run for batch in changes.batches()]
+    metadata = [each for each in batches if _is_metadata(each[1])]
+    if len(metadata) != 1 or metadata[0][1].num_rows != 1:
+        return _encode_batches(batches, base, level)
+    ((delta, row),) = metadata
+    entry, stored = _encode_metadata(row.column(5)[0].as_py(), delta, level)
+    first = entry._replace(sqns=SequenceNumberRange(base + delta, base + delta + 1)), stored
+    others = [each for each in batches if each[1] is not row]
+    return [first, *_encode_batches(others, base, level)] if others else [first]
+
+
+@lru_cache(maxsize=64)
+def _encode_metadata(blob: bytes, delta: int, level: int) -> tuple[BlockEntry, bytes]:
+    """Return the block of one row of metadata: every log of an operator has the same, in every batch."""
+    changes = ChangeSet()
+    changes.append_metadata(blob)
+    return _encode_batches([(delta, changes.batches()[0])], 0, level)[0]
+
+
+def _encode_batches(batches: _Numbered, base: SequenceNumber, level: int) -> EncodedBlocks:
+    """Return the blocks of batches, given with their numbers behind the first set's."""
+    work = list(_plan_blocks(list(_grouped_batches(batches)), base))
     mine: dict[str, Any] = _local.__dict__
     if mine.get("level") != level:
         mine["level"], mine["compressor"] = level, zstandard.ZstdCompressor(level=level)

@@ -59,9 +59,15 @@ class FlatColumns:
         row = FlatRow(types)
         self.bitmap_bytes = len(row.blank)
         self.to_bytes = {i: each for i, each, _ in row.bodies}
+        self._slots: dict[int, np.dtype[np.void]] = {}
 
     def slots(self, skip: int) -> np.dtype[np.void]:
         """Return the numpy type of what stands in front of a row's bytes, ``skip`` bytes before the row included."""
+        if skip not in self._slots:
+            self._slots[skip] = self._slots_behind(skip)
+        return self._slots[skip]
+
+    def _slots_behind(self, skip: int) -> np.dtype[np.void]:
         formats: list[np.dtype[Any]] = []
         offsets, offset = [], skip + self.bitmap_bytes
         for code in map(slot_format, self.types):

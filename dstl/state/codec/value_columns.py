@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from dstl.changelog.change_set import MAX_CHANGE_BYTES
-from dstl.column_buffers import array_of, content_of, lengths_of, valid_of
+from dstl.column_buffers import array_of, content_of, lengths_of, of_kind, valid_of
 from dstl.errors import CorruptData, Invalid, clip
 from dstl.state.codec.flat_columns import FlatColumns
 from dstl.state.codec.value_codec import HAS_WRITE_TIME, WRITE_TIME
@@ -139,7 +139,7 @@ class ValueColumns:
         for field in self.schema:
             if all(field.name in each.names for each in history):
                 types = [each[field.name].dataType for each in history]
-                columns.append(split.column(written.index(field.name), field.type, types).cast(field.type))
+                columns.append(of_kind(split.column(written.index(field.name), field.type, types), field.type))
             else:
                 columns.append(pa.nulls(len(values), field.type))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)

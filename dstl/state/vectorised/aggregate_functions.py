@@ -28,7 +28,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from dstl.column_buffers import array_of, from_int64, numpy_of, to_int64, valid_of
+from dstl.column_buffers import array_of, from_int64, numpy_of, of_kind, to_int64, valid_of
 from dstl.errors import Invalid
 from dstl.state.codec.field_codec import INTEGERS, MICROSECONDS
 from dstl.state.frames.row_writer import arrow_schema
@@ -342,10 +342,10 @@ def _summed(column: pa.Array, groups: Groups, kind: pa.DataType, wraps: bool) ->
     missing = _groups_without_rows(codes, groups.count)
     mask = missing if missing.any() else None
     if pa.types.is_floating(kind):
-        numbers = numpy_of(column.cast(pa.float64()))
+        numbers = numpy_of(of_kind(column, pa.float64()))
         return array_of(exact_sums(numbers, codes, groups.count), mask)
     if pa.types.is_integer(kind):
-        whole = numpy_of(column.cast(pa.int64()))
+        whole = numpy_of(of_kind(column, pa.int64()))
         if wraps or not len(whole) or max(int(whole.max()), -int(whole.min())) * len(whole) < _EXACT:
             sums = np.zeros(groups.count, np.int64)
             np.add.at(sums, codes, whole)

@@ -41,7 +41,7 @@ def change_records(
 
 def send_parts(changes: pa.RecordBatch, part_bytes: int, send: Callable[[pa.RecordBatch], None]) -> None:
     """Send changes in parts of about ``part_bytes``; none where there is no change."""
-    parts = max(1, -(-changes.nbytes // part_bytes))
+    parts = max(1, -(-changes.get_total_buffer_size() // part_bytes))
     size = -(-changes.num_rows // parts)
     for start in range(0, changes.num_rows, max(1, size)):
         send(changes.slice(start, size))

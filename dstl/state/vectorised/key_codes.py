@@ -33,6 +33,8 @@ def whole_table(batches: Sequence[pa.RecordBatch]) -> pa.Table:
         Invalid: A column has more text, or nested data, than fits one.
     """
     table = pa.Table.from_batches(batches)
+    if len(batches) == 1:
+        return table
     for field, column in zip(table.schema, table.columns, strict=True):
         if column.nbytes > _MOST_BYTES and not pa.types.is_primitive(field.type):
             raise Invalid(
