@@ -20,7 +20,8 @@ from dstl.store.memory import MemoryStore
 from handles.checkpoint import referenced_objects
 from tests.simulation.faulty_store import Fault, FaultRule
 from worlds import manifest_samples
-from worlds.savepoints import HurriedClock, a_job, a_runtime, contents, replace
+from worlds.files import HastyClock
+from worlds.savepoints import a_job, a_runtime, contents, replace
 from worlds.service import TWO, Driver, Job, Model, copy_of, state_of, without_empty
 
 MODES: tuple[RestoreMode, ...] = ("no_claim", "claim")
@@ -166,7 +167,7 @@ async def test_a_claimed_savepoint_is_none_any_more_and_cannot_be_deleted_while_
 async def test_a_start_that_fails_anywhere_is_made_good_by_the_next(
     job: Job, mode: RestoreMode, rule: FaultRule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worlds.service, "SystemClock", HurriedClock)
+    monkeypatch.setattr(worlds.service, "SystemClock", HastyClock)
     job.store.rules = [rule]
     with contextlib.suppress(DstlError):
         async with a_query(job, mode=mode) as driver:

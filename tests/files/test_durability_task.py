@@ -5,9 +5,7 @@ import asyncio
 import pytest
 
 from dstl.errors import AccessDenied, Fenced
-from dstl.store.base import ObjectInfo
-from tests.simulation.faulty_store import FaultyStore
-from worlds.files import BIG, Stores, application, changelog, driven, noise
+from worlds.files import BIG, Stores, application, changelog, denying, driven, noise
 
 HOST = "127.0.0.2"
 
@@ -64,18 +62,10 @@ async def test_files_that_are_closed_together_share_a_request(stores: Stores) ->
         assert await driver.names("state/0") == sorted(map(str, range(16)))
 
 
-class _Refusing(FaultyStore):
-    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
-        if name.endswith(".seg") and self.calls["put"] < 4:
-            self.calls["put"] += 4
-            raise AccessDenied("the role may not write today")
-        return await super().put(name, data, if_absent=if_absent)
-
-
 async def test_a_task_whose_file_is_not_stored_fails_and_may_try_again(stores: Stores) -> None:
-    async with application(stores, _Refusing, durability="task") as app:
+    async with application(stores, denying(nth=(1,), only=".seg"), durability="task") as app:
         driver, far = await app.begun(HOST)
-        with pytest.raises(AccessDenied, match="today"):
+        with pytest.raises(AccessDenied, match="denied"):
             await far.put(changelog(0, 1), b"first", attempt=1)
         await far.put(changelog(0, 1), b"second", attempt=2)
         await app.end_host(HOST)

@@ -16,7 +16,7 @@ from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
 from handles.file_record import FileEntry
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
-from worlds.files import BIG, FencesBehind, LaterClock, RefusesThird, Stores, application, changelog, driven, noise
+from worlds.files import BIG, FencesBehind, LaterClock, Stores, application, changelog, denying, driven, noise
 from worlds.manifest_samples import QUERY, commit
 from worlds.wrapped_store import WrappedStore
 
@@ -91,10 +91,10 @@ async def test_hosts_take_part_in_a_commit_with_one_put_each_at_most(stores: Sto
 
 
 async def test_a_record_that_is_refused_leaves_nothing_and_a_lost_answer_is_looked_up(stores: Stores) -> None:
-    async with driven(stores, "run", RefusesThird) as driver:
+    async with driven(stores, "run", denying(nth=(3,))) as driver:
         await driver.offsets(0)
         await driver.put(changelog(0, 1), b"a")
-        with pytest.raises(AccessDenied, match="today"):
+        with pytest.raises(AccessDenied, match="denied"):
             await driver.commit(0)
         assert await driver.names("commits") == []
         # Kept for whoever tries again.

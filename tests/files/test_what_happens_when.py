@@ -9,7 +9,7 @@ from dstl.files import barriers
 from dstl.store.base import ObjectInfo
 from dstl.store.memory import MemoryStore
 from tests.simulation.faulty_store import FaultyStore
-from worlds.files import BIG, Application, Stores, application, changelog, driven, noise
+from worlds.files import BIG, Application, Stores, application, changelog, denying, driven, noise
 
 HOST, OTHER = "127.0.0.2", "127.0.0.3"
 
@@ -142,13 +142,7 @@ async def test_a_host_that_is_asked_to_end_hands_its_files_over(commit: str, sto
 
 
 async def test_a_host_that_is_asked_to_end_and_fails_to_store_costs_one_batch(stores: Stores) -> None:
-    class Refusing(FaultyStore):
-        async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
-            if name.endswith(".seg"):
-                raise AccessDenied("the role may not write today")
-            return await super().put(name, data, if_absent=if_absent)
-
-    async with application(stores, Refusing) as app:
+    async with application(stores, denying(chance=1.0, only=".seg")) as app:
         driver, far = await app.begun(HOST)
         await far.put(changelog(0, 1), b"lost", attempt=1)
         await app.dismiss_host(HOST)
