@@ -75,19 +75,6 @@ async def saved(seed: int, location: ObjectStore) -> Model:
     return state
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("operators", "task_managers"), [(TWO, 1), ({"counts": 7, "sums": 1}, 3)])
-async def test_a_new_query_goes_on_from_a_savepoint_with_another_parallelism(
-    job: Job, mode: RestoreMode, operators: dict[str, int], task_managers: int
-) -> None:
-    async with a_query(job, mode=mode, operators=operators, task_managers=task_managers) as driver:
-        for batch in range(3):
-            # Every task checks what it reads against the model.
-            await driver.run_batch("run-1", batch)
-            await job.check()
-        assert [report.batch_id for report in driver.checkpoints] == [0, 1, 2]
-
-
 async def test_no_claim_is_self_contained_from_its_first_checkpoint_flink_38307(job: Job) -> None:
     """Flink's changelog backend restores with NO_CLAIM, its default, and fails at the first checkpoint."""
     elsewhere, job.store = job.store, MemoryStore()

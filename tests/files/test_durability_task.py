@@ -36,17 +36,6 @@ async def test_a_host_that_is_lost_before_the_commit_loses_nothing(commit: str, 
         assert await driver.read(changelog(0, 2)) == b"on"
 
 
-async def test_a_batch_that_runs_again_needs_the_host_no_more_that_its_tasks_ran_on(stores: Stores) -> None:
-    async with application(stores, durability="task") as app:
-        await (await app.driver("old")).offsets(0)
-        # The next run's first barrier is the commit.
-        again, far = await app.driver("next"), await app.executor(HOST, "next")
-        await far.put(changelog(0, 1), b"stored", attempt=1)
-        await app.end_host(HOST)
-        await again.commit(0)
-        assert await again.read(changelog(0, 1)) == b"stored"
-
-
 async def test_files_that_are_closed_together_share_a_request(stores: Stores) -> None:
     async with application(stores, durability="task") as app:
         driver = await app.driver("run")
