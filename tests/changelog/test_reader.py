@@ -3,7 +3,6 @@ import random
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -245,41 +244,6 @@ async def test_requests_ahead_stay_within_the_budget(seed: int) -> None:
             assert len(store.asked) > 4
         await found.aclose()
     assert await read(SegmentReader(store, handle, max_bytes_in_memory=1, sizes=SMALL)) == by_key_group(expected(sets))
-
-
-@pytest.mark.usefixtures("small_blocks")
-async def test_leaving_early_cancels_what_is_under_way(seed: int) -> None:
-    store, handle = await stored(encode_segment(many_blocks(seed), writer_id="w"))
-    reader = SegmentReader(store, handle, sizes=SMALL)
-    await reader.index()
-    store.hold = asyncio.Event()
-
-    async def first() -> None:
-        async with aclosing(reader.read()) as found:
-            await anext(found)
-
-    task = asyncio.create_task(first())
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert store.under_way >= 4
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert store.under_way == 0
-    assert store.cancelled >= 4
-
-
-@pytest.mark.usefixtures("small_blocks")
-async def test_an_error_of_the_store_reaches_the_caller_and_nothing_goes_on(seed: int) -> None:
-    store, handle = await stored(encode_segment(many_blocks(seed), writer_id="w"))
-    reader = SegmentReader(store, handle, sizes=SMALL)
-    await reader.index()
-    store.fail_from = len(store.asked) + 3
-    with pytest.raises(Unavailable):
-        await read(reader)
-    assert store.under_way == 0
-    store.fail_from = None
-    assert await read(reader)
 
 
 async def test_a_range_that_the_segment_does_not_hold_is_never_the_end_of_the_log() -> None:

@@ -8,9 +8,8 @@ import pyarrow as pa
 import pytest
 
 from dstl.changelog.change_set import CHANGE_SCHEMA
-from dstl.changelog.ledger import InlineSegment
 from dstl.changelog.object_names import SegmentNames, parse_segment_name
-from dstl.errors import Closed, Invalid, Unavailable
+from dstl.errors import Closed, Invalid
 from dstl.store.base import check_name
 from tests.simulation.virtual_time import run_in_virtual_time, seeded_runtime, virtual
 from worlds.changelog import inlined_of, put, result_of, turn, world
@@ -46,31 +45,6 @@ class TestPersistAll:
             assert len((await task).segments) == 40
 
     @virtual
-    async def test_it_fails_as_a_whole_and_can_be_asked_again_at_once(self):
-        async with world(segment_size=100) as w:
-            w.store.holding = True
-            writers = [w.writer("log-a"), w.writer("log-b")]
-            for each in writers:
-                put(each, each.log_id.encode() * 20)
-            task = asyncio.create_task(w.storage.persist_all([(each, 0) for each in writers]))
-            await turn()
-            stored, failed = list(w.store.held)
-            stored.succeed()
-            failed.fail()
-            with pytest.raises(Unavailable):
-                await task
-            w.store.holding = False
-            result = await w.storage.persist_all([(each, 0) for each in writers], allow_inline=False)
-            for each in writers:
-                assert await w.read(each.log_id, result.segments[each.log_id]) == [each.log_id.encode() * 20]
-            assert w.store.started == 3, "what was stored is stored again"
-            w.storage.reset(result)
-            for each in writers:
-                each.truncate_and_close(0)
-            await turn()
-            assert await w.store.names() == set()
-
-    @virtual
     async def test_a_writer_twice_or_a_truncated_range_is_refused_without_a_trace(self):
         async with world() as w:
             one, two = w.writer("log-a"), w.writer("log-b")
@@ -104,16 +78,6 @@ class TestInlining:
                 (segment,) = again.segments[each.log_id]
                 assert segment.location.name == "manifests/1"
                 assert await w.read(each.log_id, [segment]) == [each.log_id.encode()]
-
-    @virtual
-    async def test_a_caller_that_wants_an_object_gets_one_though_another_would_take_it_inline(self):
-        async with world() as w:
-            writer = w.wrote(b"x")
-            (relaxed,), (strict,) = await asyncio.gather(w.persist(writer, allow_inline=True), w.persist(writer))
-            assert isinstance(relaxed.location, InlineSegment)
-            assert await w.store.names() == {strict.location.name}
-            for each in (relaxed, strict):
-                assert await w.read("log-a", [each]) == [b"x"]
 
 
 class TestMemory:
@@ -283,32 +247,6 @@ async def test_truncating_and_closing_from_what_is_not_appended_is_refused():
         with pytest.raises(Invalid, match="cannot truncate from 2"):
             writer.truncate_and_close(2)
         put(writer, b"still open")
-
-
-@virtual
-async def test_a_persist_fails_with_an_upload_of_its_own_alone():
-    async with world() as w:
-        writer, first = await w.uploading()
-        second = w.persist(writer)
-        await turn()
-        assert w.store.started == 1
-        w.store.held[0].fail()
-        await turn()
-        assert isinstance(first.exception(), Unavailable)
-        w.store.held[0].succeed()
-        assert await w.read("log-a", await second) == [b"x"]
-
-
-@virtual
-async def test_a_persist_whose_caller_gave_up_does_not_hold_its_range():
-    async with world() as w:
-        writer, future = await w.uploading()
-        future.cancel()
-        await turn()
-        writer.truncate(1)
-        await turn()
-        assert not w.store.held, "the upload that nobody needs goes on"
-        assert writer.ledger.ownership(0) is None
 
 
 def test_a_failed_upload_that_nobody_awaits_any_more_is_not_reported_as_lost(caplog: pytest.LogCaptureFixture):

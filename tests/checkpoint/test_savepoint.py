@@ -19,7 +19,7 @@ from dstl.checkpoint.savepoint.format import Savepoint, SavepointObjects, descri
 from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
 from dstl.checkpoint.upkeep.verification import verify_savepoint
 from dstl.errors import AccessDenied, CorruptData, Invalid, MissingState, ObjectExists, OutcomeUnknown, Unavailable
-from dstl.store.base import ByteRange, ObjectInfo, ObjectStore
+from dstl.store.base import ByteRange, ObjectStore
 from dstl.store.local import LocalStore
 from dstl.store.memory import MemoryStore
 from handles.checkpoint import CompletedCheckpoint
@@ -201,13 +201,8 @@ async def test_files_of_a_descriptor_that_is_stored_and_cannot_be_read_back_are_
 
 
 async def test_a_refusal_that_no_repetition_cures_leaves_no_files(seed: int) -> None:
-    class Refusing(MemoryStore):
-        async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
-            if if_absent:
-                raise AccessDenied(f"no put of {name}")
-            return await super().put(name, data)
-
-    job, target = MemoryStore(), Refusing()
+    denied = FaultRule(Fault.DENIED, "put", chance=1.0, only=descriptor_name("mine"))
+    job, target = MemoryStore(), FaultyStore(MemoryStore(), [denied])
     await a_job(job, seed)
     with pytest.raises(AccessDenied):
         await create_savepoint(job, target, a_runtime(), "mine")
@@ -217,11 +212,8 @@ async def test_a_refusal_that_no_repetition_cures_leaves_no_files(seed: int) -> 
 async def test_of_files_that_are_refused_together_asyncio_reports_none_as_lost(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class Refusing(MemoryStore):
-        async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
-            raise AccessDenied(f"no put of {name}")
-
-    writer = SavepointFileWriter(SavepointObjects(Refusing(), a_runtime()), "savepoints/mine/0", 1)
+    store = FaultyStore(MemoryStore(), [FaultRule(Fault.DENIED, "put", chance=1.0)])
+    writer = SavepointFileWriter(SavepointObjects(store, a_runtime()), "savepoints/mine/0", 1)
     for key_group in range(3):
         await writer.add("sums", key_group, b"entries", 1)
     with pytest.raises(AccessDenied):

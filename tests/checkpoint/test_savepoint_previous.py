@@ -10,14 +10,15 @@ from dstl.checkpoint.manifest.format import manifest_name
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.errors import CorruptData, MissingState
 from dstl.store.base import ObjectStore
-from worlds.savepoints import HurriedClock, a_job, a_runtime, contents, replace
+from worlds.files import HastyClock
+from worlds.savepoints import a_job, a_runtime, contents, replace
 from worlds.service import Job, retained, state_of, without_empty
 
 
 @pytest.fixture
 async def job(seed: int, monkeypatch: pytest.MonkeyPatch) -> Job:
     """A job of four batches, and what it must have after the last but one."""
-    monkeypatch.setattr(worlds.service, "SystemClock", HurriedClock)
+    monkeypatch.setattr(worlds.service, "SystemClock", HastyClock)
     job = Job(seed)
     job.drivers += 1
     job.model = (await a_job(job.store, seed, inlined=False))[2]

@@ -20,7 +20,8 @@ from dstl.store.memory import MemoryStore
 from handles.checkpoint import referenced_objects
 from tests.simulation.faulty_store import Fault, FaultRule
 from worlds import manifest_samples
-from worlds.savepoints import HurriedClock, a_job, a_runtime, contents, replace
+from worlds.files import HastyClock
+from worlds.savepoints import a_job, a_runtime, contents, replace
 from worlds.service import TWO, Driver, Job, Model, copy_of, state_of, without_empty
 
 MODES: tuple[RestoreMode, ...] = ("no_claim", "claim")
@@ -72,19 +73,6 @@ async def saved(seed: int, location: ObjectStore) -> Model:
     state = (await a_job(store, seed))[-1]
     await create_savepoint(store, location, a_runtime(seed), "mine")
     return state
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("operators", "task_managers"), [(TWO, 1), ({"counts": 7, "sums": 1}, 3)])
-async def test_a_new_query_goes_on_from_a_savepoint_with_another_parallelism(
-    job: Job, mode: RestoreMode, operators: dict[str, int], task_managers: int
-) -> None:
-    async with a_query(job, mode=mode, operators=operators, task_managers=task_managers) as driver:
-        for batch in range(3):
-            # Every task checks what it reads against the model.
-            await driver.run_batch("run-1", batch)
-            await job.check()
-        assert [report.batch_id for report in driver.checkpoints] == [0, 1, 2]
 
 
 async def test_no_claim_is_self_contained_from_its_first_checkpoint_flink_38307(job: Job) -> None:
@@ -166,7 +154,7 @@ async def test_a_claimed_savepoint_is_none_any_more_and_cannot_be_deleted_while_
 async def test_a_start_that_fails_anywhere_is_made_good_by_the_next(
     job: Job, mode: RestoreMode, rule: FaultRule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worlds.service, "SystemClock", HurriedClock)
+    monkeypatch.setattr(worlds.service, "SystemClock", HastyClock)
     job.store.rules = [rule]
     with contextlib.suppress(DstlError):
         async with a_query(job, mode=mode) as driver:

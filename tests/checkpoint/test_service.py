@@ -24,11 +24,10 @@ from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager import service
 from handles.checkpoint import referenced_objects
-from handles.key_group import partition_of
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.virtual_time import seeded_runtime
-from worlds.service import MAX_PARALLELISM, TWO, Driver, Job, copy_of, key_group, resolve_states, state_of
+from worlds.service import Driver, Job, copy_of, resolve_states, state_of
 
 
 async def test_a_run_is_restarted_in_the_same_driver_without_reading_state_again(job: Job) -> None:
@@ -39,18 +38,6 @@ async def test_a_run_is_restarted_in_the_same_driver_without_reading_state_again
         await driver.run_batches("run-2", (1, 2))
         await job.check()
         assert [report.bytes for report in driver.restores] == [0, 0]
-
-
-async def test_a_task_manager_lost_between_batches_is_replaced_and_the_run_goes_on(job: Job) -> None:
-    async with job.driver() as driver:
-        for batch in range(4):
-            await driver.run_batch("run-1", batch)
-            if batch in (0, 2):
-                victim = job.rng.choice(sorted(set(driver.members) - set(driver.lost)))
-                await driver.members[victim].kill()
-        await job.check()
-        assert len(driver.restores) == 1, "the run was not restarted"
-        assert len(driver.lost) == 2
 
 
 async def test_only_the_lost_task_managers_key_groups_are_read_again(job: Job) -> None:
@@ -111,37 +98,6 @@ async def test_an_attempt_that_wrote_to_a_lost_task_manager_never_counts(job: Jo
             await driver.commit("run-1", 1)
         assert [c.batch_id for c in await job.retained()] == [0]
         await driver.run_batch("run-2", 1, events)
-        await job.check()
-
-
-async def test_parallelism_and_task_managers_change_at_every_restart(job: Job) -> None:
-    """DESIGN 8: 4 -> 7 -> 2 -> 4 partitions, 1 -> 3 -> 2 -> 1 TaskManagers, and equal state throughout."""
-    for run, (parallelism, task_managers) in enumerate([(4, 1), (7, 3), (2, 2), (4, 1)]):
-        operators = {"counts": parallelism, "sums": parallelism}
-        async with job.driver(operators=operators, task_managers=task_managers) as driver:
-            await driver.run_batches(f"run-{run}", (2 * run, 2 * run + 1))
-            owned = [m.backend.key_groups for m in driver.members.values()]
-            assert sorted(group for each in owned for group in each) == list(range(MAX_PARALLELISM))
-            await job.check()
-
-
-async def test_each_task_manager_fetches_only_segments_with_its_key_groups(job: Job) -> None:
-    """Rescaling reads what is needed: a segment that lies wholly in another's key groups is not opened."""
-    operators = {"counts": 8}
-    keys = [f"key-{n}".encode() for n in range(400)]
-    async with job.driver(operators=operators, inline_threshold=0) as driver:
-        for batch in range(8):
-            # Batch b touches partition b alone: its segment spans an eighth of the key groups.
-            written = {k: b"%d" % batch for k in keys if partition_of(key_group(k), MAX_PARALLELISM, 8) == batch}
-            await driver.run_batch("run-1", batch, {"counts": written})
-    segments = (await job.retained())[-1].segments
-    assert len(segments) == 8
-    async with job.driver(operators=operators, task_managers=4) as driver:
-        await driver.run_batch("run-2", 8, {"counts": {}})
-        for member in driver.members.values():
-            meeting = [s for s in segments if s.key_groups.intersect(member.backend.key_groups)]
-            assert len(meeting) == 2
-            assert member.store.calls["get"] == 2
         await job.check()
 
 
@@ -238,32 +194,6 @@ async def test_a_query_that_does_not_fit_its_state_is_refused_every_time(
             with pytest.raises(Invalid, match=says):
                 await other.task(other.who("run-2", "counts", 1, 0))
         assert [c.batch_id for c in await job.retained()] == [0]
-
-
-async def test_a_restart_in_the_same_driver_that_was_refused_is_refused_again(job: Job) -> None:
-    """Before, the second task of a run whose opening had failed was let in unprepared."""
-    async with job.driver() as driver:
-        await driver.run_batch("run-1", 0, {"counts": {b"a": b"1"}})
-        for _ in range(2):
-            with pytest.raises(MissingState, match="batch 7 needs the checkpoint of batch 6"):
-                await driver.task(driver.who("run-2", "counts", 7, 0))
-        await driver.run_batch("run-3", 1, {"counts": {b"b": b"2"}})
-        await job.check()
-
-
-async def test_a_store_that_takes_nothing_declines_the_checkpoint_and_the_batch_runs_again(job: Job) -> None:
-    events = job.events(1)
-    async with job.driver(inline_threshold=0) as driver:
-        await driver.run_batch("run-1", 0)
-        job.store.rules = [FaultRule(Fault.UNAVAILABLE, "put", chance=1.0, only=".seg")]
-        with pytest.raises(CheckpointDeclined, match="batch 1 failed") as raised:
-            await driver.run_batch("run-1", 1, events)
-        assert raised.value.restartable
-        job.store.rules = []
-        await driver.run_batch("run-2", 1, events)
-        await driver.run_batch("run-2", 2)
-        await job.check()
-        assert driver.lost == []
 
 
 async def test_what_a_declined_checkpoint_has_stored_goes_when_its_batch_runs_again(job: Job) -> None:
@@ -404,21 +334,6 @@ async def test_a_task_manager_that_misses_a_completed_checkpoint_is_restored_fro
         assert len(driver.restores) == 1, "the run was not restarted"
 
 
-async def test_tasks_that_were_left_out_are_named(job: Job) -> None:
-    """Where they cannot be run again, the batch is not committed."""
-    async with job.driver() as driver:
-        await driver.run_batch("run-1", 0)
-        for uid, slots in (("counts", 4), ("sums", 2)):
-            for slot in range(slots):
-                await driver.task(driver.who("run-1", uid, 1, slot))
-        with pytest.raises(CheckpointDeclined, match=r"'sums' \(2 of 3 partitions\).*start the query again") as raised:
-            await driver.commit("run-1", 1)
-        assert raised.value.restartable
-        assert await driver.next_batch("run-3") == 1
-        await driver.run_batches("run-3", (1, 2))
-        await job.check()
-
-
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_two_actions_of_200_tasks_are_one_checkpoint_and_none_of_them_fails(
     at_once: bool, job: Job, monkeypatch: pytest.MonkeyPatch
@@ -451,21 +366,6 @@ async def test_two_actions_of_200_tasks_are_one_checkpoint_and_none_of_them_fail
         assert [report.batch_id for report in driver.checkpoints] == [0]
         job.wrote({"op": written})
         await job.check()
-
-
-async def test_output_that_is_consumed_piece_by_piece_is_one_checkpoint_once_all_is_consumed(job: Job) -> None:
-    """``toLocalIterator``: a stage for each partition. Spark committed the batch, and no run could ever go on."""
-    async with job.driver() as driver:
-        for batch in range(3):
-            events = job.events(batch)
-            for uid, many in TWO.items():
-                for slot in range(many):
-                    who = driver.who("run-1", uid, batch, slot, stage=slot)
-                    await driver.task(who, events[uid])
-            assert len(driver.checkpoints) == batch
-            await driver.commit("run-1", batch)
-            job.wrote(events)
-            await job.check()
 
 
 @pytest.mark.parametrize("why", ["no checkpoint", "no store"])
@@ -517,19 +417,6 @@ async def test_a_start_costs_the_same_requests_however_many_came_before(
     assert max(records[24:]) <= 6 + 2 + 2 * kept + 2 * WHOLE_EVERY, records
     # A materialization that has just not ended costs two.
     assert max(requests[36:]) <= max(requests[12:36]) + 5, requests
-
-
-async def test_a_spare_task_manager_that_dies_fails_nothing(job: Job) -> None:
-    events = job.events(1)
-    async with job.driver(replace=False) as driver:
-        await driver.run_batch("run-1", 0)
-        await driver._launch()
-        async with driver.attempt(driver.who("run-1", "counts", 1, 0), events["counts"]) as attempt:
-            await attempt.acknowledge()
-        await driver.members["tm-2"].kill()
-        assert driver.lost == ["tm-2"]
-        await driver.run_batch("run-1", 1, events)
-        await job.check()
 
 
 async def test_a_run_whose_opening_failed_is_over_once_another_has_begun(job: Job) -> None:

@@ -5,9 +5,7 @@ import asyncio
 import pytest
 
 from dstl.errors import AccessDenied, Fenced
-from dstl.store.base import ObjectInfo
-from tests.simulation.faulty_store import FaultyStore
-from worlds.files import BIG, Stores, application, changelog, driven, noise
+from worlds.files import BIG, Stores, application, changelog, denying, driven, noise
 
 HOST = "127.0.0.2"
 
@@ -38,17 +36,6 @@ async def test_a_host_that_is_lost_before_the_commit_loses_nothing(commit: str, 
         assert await driver.read(changelog(0, 2)) == b"on"
 
 
-async def test_a_batch_that_runs_again_needs_the_host_no_more_that_its_tasks_ran_on(stores: Stores) -> None:
-    async with application(stores, durability="task") as app:
-        await (await app.driver("old")).offsets(0)
-        # The next run's first barrier is the commit.
-        again, far = await app.driver("next"), await app.executor(HOST, "next")
-        await far.put(changelog(0, 1), b"stored", attempt=1)
-        await app.end_host(HOST)
-        await again.commit(0)
-        assert await again.read(changelog(0, 1)) == b"stored"
-
-
 async def test_files_that_are_closed_together_share_a_request(stores: Stores) -> None:
     async with application(stores, durability="task") as app:
         driver = await app.driver("run")
@@ -64,18 +51,10 @@ async def test_files_that_are_closed_together_share_a_request(stores: Stores) ->
         assert await driver.names("state/0") == sorted(map(str, range(16)))
 
 
-class _Refusing(FaultyStore):
-    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
-        if name.endswith(".seg") and self.calls["put"] < 4:
-            self.calls["put"] += 4
-            raise AccessDenied("the role may not write today")
-        return await super().put(name, data, if_absent=if_absent)
-
-
 async def test_a_task_whose_file_is_not_stored_fails_and_may_try_again(stores: Stores) -> None:
-    async with application(stores, _Refusing, durability="task") as app:
+    async with application(stores, denying(nth=(1,), only=".seg"), durability="task") as app:
         driver, far = await app.begun(HOST)
-        with pytest.raises(AccessDenied, match="today"):
+        with pytest.raises(AccessDenied, match="denied"):
             await far.put(changelog(0, 1), b"first", attempt=1)
         await far.put(changelog(0, 1), b"second", attempt=2)
         await app.end_host(HOST)

@@ -42,27 +42,6 @@ async def fill(stores: Stores, batches: range, root: str = ROOT) -> None:
                     await driver.delete(path)
 
 
-async def test_a_fork_names_the_same_objects_and_each_side_goes_its_own_way(stores: Stores) -> None:
-    stores["/jobs/query"] = MemoryStore()
-    await stores["/jobs/query"].put("metadata", b"{}")
-    await fill(stores, range(3))
-    before = await names(stores[OLD])
-    assert await make(stores) == Fork(3, ())
-    assert len(await names(stores[OLD]) - before) == 2, "the fence and one record"
-    assert len(await names(stores[NEW])) == 2, "no object is copied"
-    async with application(stores) as app:
-        old, new = await app.driver("old"), await app.driver("new", FORK)
-        far = await app.executor("127.0.0.2", "new", FORK)
-        for driver in (new, far):
-            assert await driver.names("commits") == ["0", "1", "2"]
-            assert await driver.names("") == ["commits", "metadata", "offsets", "state"]
-            assert await driver.read(changelog(3)) == noise(BIG, 2)
-            assert await driver.read("metadata") == b"{}"
-        await new.batch(3, {changelog(4): b"new"})
-        await old.batch(3, {changelog(4): b"old"})
-        assert (await new.read(changelog(4)), await old.read(changelog(4))) == (b"new", b"old")
-
-
 async def test_neither_side_deletes_what_the_other_needs_until_it_is_released(stores: Stores) -> None:
     await fill(stores, range(3))
     await make(stores)

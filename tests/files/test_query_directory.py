@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from handles.file_record import FILES_OWNER
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from worlds.files import LaterClock
 from worlds.query import QUERY, Query, open_query
-from worlds.service import Driver, Events, Job, Model, check_durable, copy_of
+from worlds.service import Driver, Job, Model, check_durable, copy_of
 
 
 async def test_a_batch_is_two_requests_and_its_commit_is_its_checkpoint(job: Job, place: Path) -> None:
@@ -65,31 +64,6 @@ async def test_whatever_checkpoint_a_reader_finds_has_its_objects(
         assert batch < 299, "what no reader finds any more is deleted all the same"
 
 
-async def test_the_last_attempt_of_each_partition_counts_and_none_is_compared(job: Job, place: Path) -> None:
-    async with open_query(job, place) as query:
-        driver = query.driver
-        await query.start("run-1")
-        await query.plan(0)
-        first, second = job.events(0), job.events(1)
-        await driver.run_tasks("run-1", 0, first, {})
-        # A second action, whose rows are others.
-        zombie = driver.who("run-1", "counts", 0, 2)
-        late = replace(zombie, attempt=1_000)
-        for slot in range(4):
-            await driver.task(driver.who("run-1", "counts", 0, slot, stage=7), second["counts"])
-        # One of a lower number comes last, as a task that was thought to be lost.
-        async with driver.attempt(zombie, first["counts"]) as attempt:
-            await attempt.acknowledge()
-        await query.jvm.commit(0)
-        job.wrote({"counts": second["counts"], "sums": first["sums"]})
-        await job.check(0)
-        # Behind the commit nothing counts any more.
-        async with driver.attempt(late, first["counts"], {}) as attempt:
-            await attempt.acknowledge()
-        await query.run_batch(1)
-        await job.check(1)
-
-
 async def test_an_operator_that_nobody_consumed_is_named_before_the_commit_exists(job: Job, place: Path) -> None:
     async with open_query(job, place) as query:
         driver = query.driver
@@ -111,31 +85,6 @@ async def test_an_operator_that_nobody_consumed_is_named_before_the_commit_exist
         await query.start("run-2")
         await query.run_batch(1, events)
         await job.check(1)
-
-
-@pytest.mark.parametrize("same_driver", [True, False])
-@pytest.mark.parametrize("lands", [True, False])
-async def test_a_commit_whose_answer_is_lost_is_there_whole_or_not_at_all(
-    lands: bool, same_driver: bool, job: Job, place: Path
-) -> None:
-    big, events = job.rng.randbytes(400 << 10), job.events(1)
-    async with open_query(job, place, checkpoints=CheckpointOptions(timeout_s=1.0)) as query:
-        await query.start("run-1")
-        await query.run_batch(0)
-        after = await query.run_uncommitted(1, events)
-        await query.jvm.put("sources/0/1", big)
-        await commit_without_an_answer(query, job.store, Fault.STUCK if lands else Fault.RESET)
-        assert (await job.retained())[-1].batch_id == lands
-        if lands:
-            job.model = after
-        if same_driver:
-            await go_on(query, lands, events)
-    async with open_query(job, place) as query:
-        if not same_driver:
-            await go_on(query, lands, events)
-        if lands:
-            assert await query.jvm.read("sources/0/1") == big
-    await job.check(2)
 
 
 async def test_a_checkpoint_whose_commit_landed_unseen_is_kept_until_the_next_run_has_read_it(
@@ -188,14 +137,6 @@ async def commit_without_an_answer(query: Query, store: FaultyStore, fault: Faul
         await query.jvm.commit(1)
     await store.drain()
     store.rules.clear()
-
-
-async def go_on(query: Query, lands: bool, events: Events) -> None:
-    """Run batch 1 again unless it is there, and batch 2."""
-    assert await query.start("run-2") == 1 + lands
-    if not lands:
-        await query.run_batch(1, events)
-    await query.run_batch(2, {"counts": {b"more": b"2"}})
 
 
 async def test_a_run_that_was_paused_while_another_driver_went_on_is_fenced_and_not_told_of_damage(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dstl.errors import AccessDenied, DstlError, Fenced, OutcomeUnknown, TaskManagerLost
+from dstl.errors import AccessDenied, DstlError, Fenced, TaskManagerLost
 from dstl.files import barriers
 from dstl.files.options import FileOptions
 from dstl.store.base import ObjectInfo, ObjectStore
@@ -130,22 +130,6 @@ async def test_nobody_knows_of_a_record_and_the_next_run_finds_out(seed: int, pl
                 await query.driver.run_tasks("run-1", 2, {}, {})
             job.store.rules = []
             assert await go_on(query, job, before) == 1 + lands
-
-
-@either
-async def test_a_taskmanager_that_is_lost_with_a_told_commit_loses_nothing(
-    job: Job, place: Path, files: FileOptions
-) -> None:
-    async with two_batches(job, place, files, task_managers=2) as (query, before):
-        # What it has persisted has come to the coordinator, or the commit fails and is run again.
-        await next(iter(query.driver.members.values())).close()
-        try:
-            await query.run_batch(2)
-        except (DstlError, OutcomeUnknown):
-            await go_on(query, job, before)
-        else:
-            await query.directory.settle()
-            await job.check(2)
 
 
 @either

@@ -1,15 +1,13 @@
 """Rows of the table of failures of ``dstl://`` (``spark-directory-failures.md``), each on the real services."""
 
-import asyncio
-
 import pytest
 
-from dstl.errors import AccessDenied, Fenced, MissingState, ObjectNotFound, OutcomeUnknown, TaskManagerLost, Unavailable
+from dstl.errors import AccessDenied, MissingState, ObjectNotFound, OutcomeUnknown, TaskManagerLost
 from dstl.files import barriers
 from dstl.store.base import ObjectInfo
 from dstl.store.memory import MemoryStore
 from tests.simulation.faulty_store import FaultyStore
-from worlds.files import BIG, Application, Stores, application, changelog, driven, noise
+from worlds.files import BIG, Stores, application, changelog, denying, driven, noise
 
 HOST, OTHER = "127.0.0.2", "127.0.0.3"
 
@@ -50,43 +48,6 @@ async def test_a_zombie_behind_the_commit_changes_nothing_wherever_it_runs(
         assert [await driver.read(changelog(each, 1)) for each in (0, 1)] == [b"kept", b"kept"]
 
 
-async def test_a_zombie_of_an_earlier_run_is_refused_on_every_host(stores: Stores) -> None:
-    async with application(stores) as app:
-        old, new = await app.driver("old"), await app.driver("new")
-        far, fresh = await app.executor(HOST, "old"), await app.executor(HOST, "new")
-        await old.offsets(0)
-        await far.put(changelog(0, 1), b"of the old run", attempt=9)
-        await fresh.put(changelog(0, 1), b"of the new run", attempt=1)
-        await new.commit(0)
-        for call in (far.put(changelog(0, 2)), old.put(changelog(0, 2)), old.offsets(1), old.delete("offsets/0")):
-            with pytest.raises(Fenced, match="run old"):
-                await call
-        assert await new.read(changelog(0, 1)) == b"of the new run"
-
-
-async def test_an_executors_death_behind_its_task_loses_nothing(stores: Stores) -> None:
-    async with application(stores) as app:
-        driver, task = await app.begun(HOST)
-        await task.put(changelog(0, 1), b"kept", attempt=1)
-        task.close()
-        await driver.commit(0)
-        # Another executor of the host finds the service, which has outlived the first one.
-        again = await app.executor(HOST, "run")
-        assert await again.read(changelog(0, 1)) == b"kept"
-
-
-async def test_an_executors_death_in_the_middle_of_a_file_leaves_nothing_of_it(stores: Stores) -> None:
-    async with application(stores) as app:
-        driver, task = await app.begun(HOST)
-        await task.stage("a-token", b"half of it")
-        task.close()
-        again = await app.executor(HOST, "run")
-        await again.put(changelog(0, 1), b"whole", attempt=2)
-        await driver.commit(0)
-        assert await driver.names("state/0/0") == ["1.changelog"]
-        assert await driver.read(changelog(0, 1)) == b"whole"
-
-
 async def test_a_large_file_whose_service_dies_in_the_middle_is_never_cut_short(stores: Stores) -> None:
     async with application(stores) as app:
         driver, task = await app.begun(HOST)
@@ -101,86 +62,13 @@ async def test_a_large_file_whose_service_dies_in_the_middle_is_never_cut_short(
         assert await driver.read(changelog(0, 1)) == b"first half, second half"
 
 
-async def test_parts_of_a_file_are_forgotten_with_the_jvm_that_was_writing_it(stores: Stores) -> None:
-    async with application(stores) as app:
-        driver, dying, task = [await app.driver("run"), *[await app.executor(HOST, "run") for _ in range(2)]]
-        await driver.offsets(0)
-        await dying.stage("first", bytes(80))
-        dying.close()
-        async with asyncio.timeout(10):
-            while True:
-                await asyncio.sleep(0.01)  # the service has to hear of the end first
-                with pytest.raises(TaskManagerLost, match="of 84 bytes") as error:
-                    await task.put(changelog(0, 1), b"end", token="first", staged=81)
-                if "3 of 84" in str(error.value):
-                    break
-
-
-@pytest.mark.parametrize("commit", ["now", "with-next"])
-async def test_a_host_that_is_asked_to_end_hands_its_files_over(commit: str, stores: Stores) -> None:
-    """As Kubernetes asks a pod that is to go: with SIGTERM."""
-    async with application(stores, commit=commit) as app:
-        driver, far, near = await app.driver("run"), await app.executor(HOST, "run"), await app.executor(OTHER, "run")
-        await driver.offsets(0)
-        await far.put(changelog(0, 1), b"small", attempt=1)
-        await far.put("state/0/0/SSTs/1-aa.sst", noise(BIG), attempt=1)
-        await far.put("state/0/1/1.zip", noise(BIG, 1), attempt=2)
-        await near.put(changelog(1, 1), b"stays", attempt=2)
-        await app.dismiss_host(HOST)
-        # The task that had not ended yet runs again, and finds the host's next service.
-        with pytest.raises(Unavailable):
-            await far.put(changelog(2, 1), b"lost", attempt=3)
-        again = await app.executor(HOST, "run")
-        await again.put(changelog(2, 1), b"again", attempt=4)
-        await driver.commit(0)
-        await driver.batch(1, {changelog(partition, 2): b"on" for partition in range(3)})
-    async with driven(stores) as driver:
-        assert await driver.names("commits") == ["0", "1"]
-        assert [await driver.read(changelog(p, 1)) for p in range(3)] == [b"small", b"stays", b"again"]
-        assert await driver.read("state/0/0/SSTs/1-aa.sst") == noise(BIG)
-        assert await driver.read("state/0/1/1.zip") == noise(BIG, 1)
-
-
 async def test_a_host_that_is_asked_to_end_and_fails_to_store_costs_one_batch(stores: Stores) -> None:
-    class Refusing(FaultyStore):
-        async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
-            if name.endswith(".seg"):
-                raise AccessDenied("the role may not write today")
-            return await super().put(name, data, if_absent=if_absent)
-
-    async with application(stores, Refusing) as app:
+    async with application(stores, denying(chance=1.0, only=".seg")) as app:
         driver, far = await app.begun(HOST)
         await far.put(changelog(0, 1), b"lost", attempt=1)
         await app.dismiss_host(HOST)
         with pytest.raises(TaskManagerLost):
             await driver.commit(0)
-
-
-async def test_files_of_no_run_wait_for_the_next_record_where_one_was_given_up(stores: Stores) -> None:
-    """As those of batch jobs that write state."""
-    silent = type("_Silence", (_Silent,), {"drops": True})
-    async with application(stores, silent, is_hasty=True) as app:
-        driver, far = await app.driver("run"), await app.executor(HOST, "")
-        await driver.offsets(0)
-        await far.put("state/0/0/1.zip", b"of no run")
-        await far.put("state/0/0/SSTs/1-aa.sst", noise(BIG))
-        await driver.put(changelog(1, 1), b"a")
-        silent.silent = True
-        with pytest.raises(OutcomeUnknown):
-            await driver.commit(0)
-        silent.silent = False
-        again = await app.driver("next")
-        assert await again.names("commits") == [], "its record was never stored"
-        await again.put(changelog(1, 1), b"b")
-        await again.commit(0)
-        assert await again.read("state/0/0/1.zip") == b"of no run"
-        await far.put("state/0/0/2.zip", b"later")
-        await again.batch(1, {changelog(1, 2): b"on"})
-    async with driven(stores, "last") as driver:
-        assert await driver.names("commits") == ["0", "1"]
-        assert await driver.read("state/0/0/1.zip") == b"of no run"
-        assert await driver.read("state/0/0/2.zip") == b"later"
-        assert await driver.read("state/0/0/SSTs/1-aa.sst") == noise(BIG)
 
 
 async def test_files_that_a_host_has_of_no_run_outlive_a_record_that_failed(stores: Stores) -> None:
@@ -239,24 +127,6 @@ async def test_files_of_no_run_are_stored_anew_for_the_next_run_because_a_cleane
         assert await driver.read("state/0/0/SSTs/1-aa.sst") == noise(BIG)
 
 
-async def test_a_coordinators_death_loses_the_batch_that_runs_and_nothing_before_it(stores: Stores) -> None:
-    dying = application(stores)
-    app = await dying.__aenter__()
-    driver = await app.driver("run")
-    await driver.batch(0, {changelog(0, 1): b"0"})
-    await driver.offsets(1)
-    await driver.put(changelog(0, 2), b"lost")
-    async with driven(stores) as again:
-        assert (await again.names("offsets"), await again.names("commits")) == (["0", "1"], ["0"])
-        await again.put(changelog(0, 2), b"1")
-        await again.commit(1)
-        # What is left of the old process has no say any more: as a driver that was only slow.
-        with pytest.raises(Fenced):
-            await driver.commit(1)
-        assert await again.read(changelog(0, 2)) == b"1"
-    await dying.__aexit__(None, None, None)
-
-
 async def test_purge_tombstones_that_are_lost_are_asked_for_again(stores: Stores) -> None:
     async with application(stores) as dying:
         driver, far = await dying.driver("run"), await dying.executor(HOST, "run")
@@ -274,22 +144,6 @@ async def test_purge_tombstones_that_are_lost_are_asked_for_again(stores: Stores
             await again.batch(3, {changelog(0, 4): b"3"})
             assert await again.names("offsets") == ["1", "2", "3"]
             assert await again.names("state/0/0") == ["2.changelog", "3.changelog", "4.changelog"]
-
-
-async def test_a_roll_back_within_one_application_takes_the_batch_that_runs_again(stores: Stores) -> None:
-    async with application(stores) as app:
-        driver = await app.driver("run")
-        for batch in range(2):
-            await driver.batch(batch, {changelog(0, batch + 1): b"%d" % batch})
-        # No record holds the deletion yet when the next run's tasks put their files.
-        await driver.delete("commits/1", run="")
-        again = await app.driver("next")
-        assert await again.names("commits") == ["0"]
-        await again.put(changelog(0, 2), b"other", attempt=0)
-        await again.commit(1)
-        assert await again.read(changelog(0, 2)) == b"other"
-    async with application(stores) as app:
-        assert await (await app.driver("last")).read(changelog(0, 2)) == b"other"
 
 
 @pytest.mark.parametrize("has_new_offsets", [False, True])
@@ -337,40 +191,6 @@ async def test_a_plain_directory_that_was_rolled_back_by_hand_comes_without_the_
         await driver.commit(1)
         assert await driver.names("state/0/0") == ["1.delta", "2.delta"]
     assert await plain.get("state/0/0/2.snapshot") == b"{}", "the way back is as it was"
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", HOST])
-@pytest.mark.parametrize("in_another_application", [False, True])
-async def test_a_job_whose_barriers_have_no_run_commits_what_its_tasks_have_put(
-    host: str, in_another_application: bool, stores: Stores
-) -> None:
-    """Spark's offline repartition of state: neither its tasks have a run, nor the thread that writes the barriers."""
-    async with application(stores) as app:
-        driver, far = await app.driver("run"), await app.executor(host, "run")
-        await driver.batch(0, {changelog(0, 1): b"0", changelog(1, 1): b"0"})
-        await far.put("state/0/0/1.zip", b"behind the commit")
-        if not in_another_application:
-            await repartition(app, host)
-    if in_another_application:
-        async with application(stores) as app:
-            await repartition(app, host)
-    async with driven(stores) as driver:
-        assert await driver.names("commits") == ["0", "1"]
-        assert await driver.read("state/0/_metadata/v2/1") == b"of no run"
-        assert [await driver.read(f"state/0/{partition}/2.zip") for partition in range(4)] == [b"again"] * 4
-        await driver.batch(2, {changelog(partition, 3): b"2" for partition in range(4)})
-
-
-async def repartition(app: Application, host: str) -> None:
-    main, task = await app.driver(""), await app.executor(host, "")
-    await main.offsets(1)
-    # The first time a task fails, and its job.
-    for partition in (0, 1):
-        await task.put(f"state/0/{partition}/2.zip", b"first", attempt=partition)
-    for partition in range(4):
-        await task.put(f"state/0/{partition}/2.zip", b"again", attempt=2 + partition)
-    await main.put("state/0/_metadata/v2/1", b"of no run")
-    await main.commit(1)
 
 
 async def test_a_job_whose_files_went_with_its_coordinator_is_not_committed(stores: Stores) -> None:

@@ -9,7 +9,7 @@ from dstl.errors import AccessDenied, TaskManagerLost
 from dstl.files import barriers
 from dstl.store.base import ObjectInfo
 from tests.simulation.faulty_store import FaultyStore
-from worlds.files import RefusesThird, Stores, application, changelog, driven
+from worlds.files import Stores, application, changelog, denying, driven
 
 HOST = "127.0.0.2"
 LONGER = 0.2
@@ -60,14 +60,14 @@ async def test_a_commit_that_was_told_and_is_lost_ends_its_run(stores: Stores, m
     for waits in (False, True):
         stores.clear()
         monkeypatch.setattr(barriers, "LINGER_S", 0.01 if waits else 60.0)
-        async with application(stores, RefusesThird, commit="with-next") as app:
+        async with application(stores, denying(nth=(3,)), commit="with-next") as app:
             driver = await app.driver("run")
             await driver.batch(0, {changelog(0, 1): b"lost"})
             if waits:
                 await asyncio.sleep(LONGER)
-            with pytest.raises(TaskManagerLost if waits else AccessDenied, match="today"):
+            with pytest.raises(TaskManagerLost if waits else AccessDenied, match="denied"):
                 await driver.offsets(1)
-            with pytest.raises(TaskManagerLost, match="today"):
+            with pytest.raises(TaskManagerLost, match="denied"):
                 await driver.put(changelog(0, 2))
             next_run = await app.driver("next")
             assert await next_run.names("commits") == []

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from fuzz.targets import CORPUS, TARGETS, Target
 
-from dstl.errors import DstlError
-from tests.simulation.journal import code_digest
+from dstl.errors import DstlError, Invalid
+from tests.simulation.journal import JournalFile
 
 CHUNK = 10_000
 MOST_SECONDS = 1.0
@@ -47,33 +47,17 @@ class Found:
             setattr(self, name, max(getattr(self, name), getattr(other, name)))
 
 
-class Journal:
-    """A file of JSON lines: the seed and the code first, then what each chunk has shown.
-
-    Args:
-        path: Made where there is none.
-        seed: Of a new journal.
-    """
+class Journal(JournalFile):
+    """The journal of a run: behind its seed, what each chunk has shown."""
 
     def __init__(self, path: Path, seed: int) -> None:
-        self._path, head = path, {"seed": seed, "code": code_digest()}
-        if not path.exists():
-            self._append(head)
-        whole = path.read_text().rpartition("\n")[0]  # a run that was killed may have torn its last line off
-        path.write_text(whole + "\n")
-        first, *lines = map(json.loads, whole.splitlines())
-        if first["code"] != head["code"]:
-            raise SystemExit(f"{path} tells of other code: name another file")
-        self.seed: int = first["seed"]
-        self.done = {(line["target"], line["chunk"]): Found(**line["found"]) for line in lines}
+        super().__init__(path, {"seed": seed})
+        self.seed: int = self.head["seed"]
+        self.done = {(line["target"], line["chunk"]): Found(**line["found"]) for line in self.lines}
 
     def add(self, target: str, chunk: int, found: Found) -> None:
         self.done[target, chunk] = found
-        self._append({"target": target, "chunk": chunk, "found": asdict(found)})
-
-    def _append(self, line: object) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        self.append({"target": target, "chunk": chunk, "found": asdict(found)})
 
 
 def execute(target: Target, data: bytes, found: Found) -> None:
@@ -140,7 +124,10 @@ def main() -> int:
     parser.add_argument("--journal", type=Path, help="go on where this file ends, if it is there")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    journal = Journal(options.journal, options.seed) if options.journal else None
+    try:
+        journal = Journal(options.journal, options.seed) if options.journal else None
+    except Invalid as error:
+        parser.error(str(error))
     seed = journal.seed if journal else options.seed
     print(f"seed {seed}", file=sys.stderr)
     failed = False

@@ -130,63 +130,6 @@ async def test_failures_delay_and_leave_nothing_behind(seed: int, tmp_path: Path
         assert await _bases(memory) <= named | waiting, "files of failed materializations were left behind"
 
 
-@pytest.mark.parametrize("table", TABLES)
-async def test_one_that_takes_too_long_is_abandoned_and_tried_again(
-    seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, table: str
-) -> None:
-    memory = MemoryStore(clock=LoopClock())
-    store = FaultyStore(memory, rules=[FaultRule(Fault.STUCK, "put", chance=1.0, only=".base", delay_s=0.01)])
-    options = EAGER.model_copy(
-        update={
-            "timeout_s": 0.05 if table == "heap" else 1.0,
-            "backoff_base_s": 0.001,
-            "backoff_cap_s": 0.01,
-            "tolerated_failures": 0,
-        }
-    )
-    world = World(seed, store=store, options=options, inline_threshold=1 << 20, table=table, directory=tmp_path)
-    world.memory = memory
-    async with world:
-        with caplog.at_level(logging.ERROR):
-            await world.start(1)
-            await world.batch_of(30)
-            await world.batch_of(3)
-            await _until(lambda: _counters(world)["failedMaterialization"] >= 2)
-        assert "took too long" in caplog.text
-        store.rules.clear()
-        await _until(lambda: _counters(world)["completedMaterialization"] >= 1)
-        await world.batch_of(3)
-        assert world.newest.materialized
-        await world.check(world.newest)
-
-
-@pytest.mark.parametrize("table", TABLES)
-async def test_a_finished_one_waits_for_a_batch_however_long_and_is_counted_where_it_is_lost(
-    seed: int, tmp_path: Path, table: str
-) -> None:
-    """Prevents that each second base of a job with a trigger of an hour is thrown away after half of it."""
-    options = EAGER.model_copy(update={"publish_within_s": 0.05})
-    async with World(seed, options=options, table=table, directory=tmp_path) as world:
-        await world.batch_of(30)
-        await world.batch_of(0)
-        await world.materialized()
-        manager = world.members[0].manager
-        stored = await _bases(world.memory)
-        assert stored
-        await asyncio.sleep(0.1)
-        assert min(manager.waiting()) >= 0.1
-        checkpoint = await world.batch_of(1)
-        assert {name for handle in checkpoint.materialized for name in handle.objects()} == stored
-        assert not manager.waiting()
-        await world.check(checkpoint)
-        await world.batch_of(30)
-        await world.materialized()
-        lost = len(manager.waiting())
-        assert lost
-        manager.reset()
-        assert _counters(world)["materializationsDropped"] == lost
-
-
 async def test_the_watchdog_barks_once_when_the_log_gets_old(seed: int, caplog) -> None:
     async with World(seed, options=NEVER.model_copy(update={"overdue_s": 0.03})) as world:
         await world.batch_of(30)

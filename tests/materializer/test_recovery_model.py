@@ -163,57 +163,6 @@ async def test_a_log_of_several_task_managers_is_cut_only_when_all_have_bases(se
         await world.check(world.newest, 2)
 
 
-async def test_an_older_log_that_another_needs_is_not_replayed_over_a_newer_base(seed: int) -> None:
-    """Prevents that a value comes back which a truncated, newer log had replaced."""
-    world = World(seed, partitions=1)
-
-    async def write(value: bytes) -> None:
-        rows = {"left": [(3, 0, 0, b"k", b"", value), (12, 0, 0, b"other", b"", value)]}
-        checkpoint = await world.checkpoint(world.run_attempts(rows))
-        world.take(checkpoint, rows)
-        await world.subsume()
-        await world.materialized()
-
-    never = EAGER.model_copy(update={"enabled": False})
-    async with world:
-        world.options = never
-        await world.start(1)
-        await write(b"old")
-        await world.start(2)  # the log of everything is now needed by both
-        first = world.members[0].manager
-        first._options = EAGER
-        first.look()
-        await world.materialized()
-        await write(b"new")
-        for _ in range(6):
-            rows = {"left": [(4, 0, 0, b"x", b"", world.rng.randbytes(4))]}
-            checkpoint = await world.checkpoint(world.run_attempts(rows))
-            world.take(checkpoint, rows)
-            await world.materialized()
-        newest = world.newest
-        assert any(log.from_sqn == 0 and log.last_key_group == GROUPS - 1 for log in newest.logs)
-        held_by = {log.log_id for log in newest.logs if log.last_key_group < 8 and log.from_sqn > 0}
-        assert held_by, "the newer log of the first TaskManager is not truncated: this test shows nothing"
-        assert world.models[newest.checkpoint_id]["left"][3, 0, b"k", b""] == b"new"
-        await world.check(newest)
-        await world.check(newest, 2)
-
-
-async def test_key_groups_that_do_not_change_are_not_uploaded_again(seed: int) -> None:
-    async with World(seed, partitions=1) as world:
-        await world.batch_of(300)
-        for _ in range(6):
-            # One key group of one operator changes.
-            rows = {"left": [(3, 0, 0, b"k", b"", world.rng.randbytes(8))]}
-            checkpoint = await world.checkpoint(world.run_attempts(rows))
-            world.take(checkpoint, rows)
-            await world.materialized()
-        last = max(handle.materialization_id for handle in world.newest.materialized if handle.operator == "left")
-        written = {g for h in world.newest.materialized if h.materialization_id == last for g, _, _ in h.parts}
-        assert written == {3}
-        await world.check(world.newest)
-
-
 async def test_a_table_is_not_closed_while_a_thread_still_loads_a_base_into_it(seed: int) -> None:
     """RocksDB would crash the process when a restore is cancelled."""
     world = World(seed)

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import threading
 from collections.abc import Callable
 
 import pyarrow as pa
@@ -358,32 +357,6 @@ async def test_a_restore_that_is_cancelled_leaves_nothing_behind(seed: int, monk
     for table in opened:
         with pytest.raises(Closed):
             table.get_many(0, [0], [b"k"])
-
-
-async def test_a_table_is_not_closed_while_a_thread_still_writes_to_it() -> None:
-    """RocksDB would crash the process; before, a cancelled restore closed its tables at once."""
-    log = Log(MemoryStore())
-    log.add_log("log-a", "a")
-    await log.add({"log-a": [put(1, 0, b"k", b"", b"v")]})
-    writing, go_on, order = threading.Event(), threading.Event(), []
-
-    class Table(HeapStateTable):
-        def apply(self, changes: pa.RecordBatch) -> None:
-            writing.set()
-            go_on.wait(5)
-            order.append("written")
-
-        def close(self) -> None:
-            order.append("closed")
-
-    running = restore(log.checkpoint(), log.store, ALL, lambda _: Table())
-    await asyncio.get_running_loop().run_in_executor(None, writing.wait, 5)
-    running.cancel()
-    await asyncio.sleep(0.05)
-    go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert order == ["written", "closed"]
 
 
 async def test_an_error_of_more_than_a_message_keeps_its_kind_and_names_the_checkpoint() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 import materializer.bases.key_group_file as base_file
 from dstl.errors import Closed, CorruptData, Invalid
-from materializer.bases import key_group_block, key_group_index
+from materializer.bases import key_group_block
 from materializer.bases.key_group_block import Block
 from materializer.bases.key_group_file import KeyGroupFile, decode_key_group, encode_key_group
 from materializer.bases.key_group_index import (
@@ -121,24 +121,6 @@ def test_an_empty_key_group_is_a_file_without_blocks() -> None:
     assert list(decode_key_group(file.data, 1)) == []
 
 
-def test_a_key_group_of_many_pages_is_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoding holds one page at a time, so memory is bounded whatever the state holds."""
-    rows = [put(1, 0, b"%06d" % i, b"", b"v" * 1000) for i in range(12_000)]
-    file = _encoded(*rows)
-    index = _index(file)
-    assert len(index.blocks) == 49
-    assert max(index.raw_sizes) <= base_file.BLOCK_BYTES + 4 * 7  # and lengths of frames
-    monkeypatch.setattr(key_group_index, "LOAD_PAGE_BYTES", 16 * max(index.raw_sizes))
-    pages = list(decode_key_group(file.data, 1))
-    assert len(pages) == 3
-    assert sum(page.num_rows for page in pages) == 12_000
-    assert max(page.nbytes for page in pages) < 5 << 20
-    assert len(file.data) * 20 < file.raw_bytes
-    for page in pages:
-        page.validate(full=True)
-    assert [row for page in pages for row in page.column("key").to_pylist()] == [b"%06d" % i for i in range(12_000)]
-
-
 @pytest.mark.parametrize("frame_bytes", [16, key_group_block.FRAME_BYTES])
 def test_every_flipped_bit_is_detected(frame_bytes: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first row is given out."""
@@ -173,51 +155,6 @@ def test_blocks_cannot_be_lost_doubled_or_moved() -> None:
     for picked in ([0, 1], [1, 2], [0, 1, 1, 2], [1, 0, 2], [0, 2, 1], []):
         with pytest.raises(CorruptData):
             decode_key_group(start + b"".join(spans[i] for i in picked) + end, 1)
-
-
-@pytest.mark.parametrize("frame_bytes", [5, 64, key_group_block.FRAME_BYTES])
-@pytest.mark.parametrize("block_bytes", [1, 200, 1000])
-def test_the_blocks_of_a_key_hold_all_of_it_and_few_others(
-    block_bytes: int, frame_bytes: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Wherever the cuts fall: a key of many blocks, keys that begin alike, an empty key, keys that are not there."""
-    monkeypatch.setattr(base_file, "BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(key_group_block, "FRAME_BYTES", frame_bytes)
-    prefixes = [b"", b"\0", b"a", b"ab"]
-    truth = {
-        (rng.choice([0, 3, 4, 65535]), rng.choice(prefixes) * rng.randrange(4), rng.randbytes(2)): rng.randbytes(
-            rng.choice((0, 9, 9, 30))
-        )
-        for _ in range(300)
-    }
-    truth |= {(3, b"many", b"%04d" % i): b"v" * 40 for i in range(60)}
-    file = _encoded(*[put(1, s, k, u, v) for (s, k, u), v in truth.items()])
-    index, data = _index(file), memoryview(file.data)
-
-    def rows(blocks: range) -> list[tuple[int, bytes, bytes]]:
-        found = []
-        for at in blocks:
-            part = data[index.starts[at] : index.starts[at + 1]]
-            index.check(range(at, at + 1), part)
-            found += [(r["state"], r["key"], r["user_key"]) for r in index.page(range(at, at + 1), part).to_pylist()]
-        return found
-
-    assert rows(range(len(index.blocks))) == sorted(truth)
-    for state in (0, 1, 3, 4, 65535):
-        of_state = [each for each in sorted(truth) if each[0] == state]
-        assert [each for each in rows(index.blocks_of_state(state)) if each[0] == state] == of_state
-        for key in {*(k for _, k, _ in truth), b"\xff", b"aba", b"b"}:
-            blocks = index.blocks_of(state, key)
-            of_key = [each for each in of_state if each[1] == key]
-            found = []
-            for at in blocks:
-                found += index.blocks[at].find(data[index.starts[at] : index.starts[at + 1]], [(state, key)], "base-7")
-            assert found == [(*each, truth[each]) for each in of_key]
-            assert [each for each in rows(blocks) if each[:2] == (state, key)] == of_key
-            holding = {
-                at for at in range(len(index.blocks)) if any(e[:2] == (state, key) for e in rows(range(at, at + 1)))
-            }
-            assert len(blocks) <= len(holding) + 2
 
 
 def test_an_index_is_read_from_the_end_of_a_file_and_says_how_much_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,32 +228,6 @@ def test_a_newer_format_asks_for_an_upgrade() -> None:
     data = _forged(1, 15, b"whatever", version=2)
     with pytest.raises(Invalid, match=r"format version 2.*upgrade"):
         decode_key_group(data, 1, name="base-7")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_expired_entries_are_left_out(tmp_path: Path, kind: str) -> None:
-    """Of the states that have a time to live; the others' values are not even looked at."""
-
-    def is_expired(value: bytes) -> bool:
-        assert value in (b"dead", b"live")
-        return value == b"dead"
-
-    with closing(_open(kind, tmp_path / "t")) as table:
-        rows = [
-            put(1, s, b"k%d" % i, u, b"dead" if i % 3 else b"live")
-            for s in (4, 5)
-            for i in range(30)
-            for u in (b"", b"x")
-        ]
-        table.apply(changes(*rows, put(1, 6, b"k", b"", b"not to be looked at")))
-        with closing(table.snapshot()) as snapshot:
-            file = encode_key_group(snapshot, 1, expired={5: is_expired})
-            assert (file.rows, file.expired) == (60 + 20 + 1, 40)
-            left = [row for page in decode_key_group(file.data, 1) for row in page.to_pylist()]
-            assert {row["value"] for row in left if row["state"] == 5} == {b"live"}
-            assert sum(row["state"] == 4 for row in left) == 60
-            everything = encode_key_group(snapshot, 1, expired={s: lambda value: True for s in (4, 5, 6)})
-            assert (everything.rows, everything.expired) == (0, 121)
 
 
 def test_a_closed_snapshot_is_not_encoded() -> None:

@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, suppress
-from functools import partial
 from pathlib import Path
 
 import google_crc32c
@@ -15,9 +14,6 @@ from fuzz import rocksdb_files
 from fuzz.targets import CORPUS
 
 from dstl.changelog.upload.hedged_put import StoredObject
-from dstl.checkpoint.savepoint import creation
-from dstl.checkpoint.savepoint.creation import save_checkpoint
-from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
 from dstl.checkpoint.upkeep.verification import verify_location
 from dstl.errors import CorruptData, Invalid, Unavailable
 from dstl.store.memory import MemoryStore
@@ -249,26 +245,6 @@ async def test_the_base_of_a_table_without_any_key_is_restored(seed: int, tmp_pa
         await world.batches(4)
         assert any(handle.files for handle in world.newest.materialized)
         await world.check(world.newest, 2)
-
-
-async def test_a_savepoint_of_a_base_in_files_is_of_no_table_and_restores_into_either(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where its key groups are rebuilt range by range, out of files that are fetched once."""
-    async with rocksdb_world(seed, tmp_path) as world:
-        await world.batches(4, 60)
-        saved = world.newest
-        assert any(handle.files for handle in saved.materialized)
-        elsewhere = MemoryStore()
-        monkeypatch.setattr(creation, "key_group_chunks", partial(creation.key_group_chunks, chunk_bytes=4000))
-        made = await save_checkpoint(world.memory, elsewhere, world.runtime, "mine", saved)
-        world.store = elsewhere
-        of_savepoint = savepoint_as_checkpoint(made, checkpoint_id=1, batch_id=-1, query_id="other")
-        assert not any(handle.files for handle in of_savepoint.materialized)
-        for size in (1, 3):
-            assert await world.content_of(of_savepoint, size) == world.models[saved.checkpoint_id]
-        world.open_table = lambda _: HeapStateTable()  # type: ignore[method-assign]
-        assert await world.content_of(of_savepoint, 2) == world.models[saved.checkpoint_id]
 
 
 async def test_a_restore_that_is_cancelled_leaves_no_file_behind(

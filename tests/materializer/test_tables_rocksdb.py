@@ -15,7 +15,7 @@ import pytest
 
 from dstl.errors import Closed, CorruptData, Invalid, Unavailable
 from materializer.tables import RocksDBOptions, RocksDBStateTable, StateTable, columns, open_table
-from worlds.table_changes import changes, clear, content, delete, put
+from worlds.table_changes import changes, delete, put
 from worlds.table_contract import TableContract
 
 SMALL = RocksDBOptions(block_cache_bytes=8 << 20, write_buffer_bytes=1 << 20)
@@ -165,30 +165,6 @@ def test_only_new_files_need_to_be_uploaded(tmp_path: Path) -> None:
             assert all((second.path / file.name).stat().st_size == file.size for file in files)
             with pytest.raises(Closed):
                 first.files()
-
-
-def test_a_table_opens_on_the_files_of_a_snapshot(tmp_path: Path) -> None:
-    """Incremental restore and rescaling: only the files that ``files`` lists, only the key groups asked for."""
-    downloaded = tmp_path / "downloaded"
-    downloaded.mkdir()
-    with closing(RocksDBStateTable(tmp_path / "t", SMALL)) as table:
-        _large(table, 0, 5_000, b"base")
-        table.apply(changes(put(3, 1, b"m\0", b"\0u", b"1"), put(4, 1, b"n", b"", b"2"), clear(3, 0, b"%08d" % 3)))
-        with closing(table.snapshot()) as snapshot:
-            truth = content(snapshot, range(8))
-            for file in snapshot.files():
-                shutil.copy(snapshot.path / file.name, downloaded / file.name)
-    with closing(adopted(tmp_path / "all", downloaded, range(8), SMALL)) as table:
-        assert list(table.key_groups()) == list(range(8))
-        with closing(table.snapshot()) as snapshot:
-            assert content(snapshot, range(8)) == truth
-        table.apply(changes(put(7, 0, b"more", b"", b"1")))
-        assert table.get_many(0, [7], [b"more"]) == [b"1"]
-    with closing(adopted(tmp_path / "some", downloaded, [0, 3, 4], SMALL)) as table:
-        assert list(table.key_groups()) == [0, 3, 4]
-        with closing(table.snapshot()) as snapshot:
-            assert content(snapshot, range(8)) == {a: v for a, v in truth.items() if a[0] in (0, 3, 4)}
-    assert {path.name for path in downloaded.iterdir()} >= {"CURRENT"}, "the downloaded files stay"
 
 
 def test_a_restored_table_goes_by_its_own_options_and_not_by_those_of_its_base(tmp_path: Path) -> None:

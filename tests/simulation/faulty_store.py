@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from zlib import crc32
 
-from dstl.errors import DstlError, Invalid, OutcomeUnknown, SlowDown, Unavailable
+from dstl.errors import AccessDenied, DstlError, Invalid, OutcomeUnknown, SlowDown, Unavailable
 from dstl.runtime import Clock, SystemClock
 from dstl.store.base import ByteRange, ObjectInfo, ObjectStore
 
@@ -44,6 +44,8 @@ class Fault(StrEnum):
     """Never answers, until the caller cancels; a put is done ``delay_s`` after that. Any verb."""
     SLOW = "slow"
     """Done, a good while later. Any verb."""
+    DENIED = "denied"
+    """The role may not: ``AccessDenied``, nothing done. Any verb."""
     FULL = "full"
     """No space is left: ``Unavailable``, nothing done. ``put``."""
     PARTIAL_DELETE = "partial-delete"
@@ -88,6 +90,8 @@ def course_of(fault: Fault | None, verb: str, name: str) -> tuple[Applied, DstlE
             return Applied.NEVER, SlowDown(said)
         case Fault.UNAVAILABLE | Fault.FULL:
             return Applied.NEVER, Unavailable(said)
+        case Fault.DENIED:
+            return Applied.NEVER, AccessDenied(said)
         case Fault.RESET:
             return Applied.NEVER, lost
         case Fault.LOST_RESPONSE:

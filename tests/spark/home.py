@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from dstl.checkpoint.savepoint.creation import choose_checkpoint
 from dstl.cli.files import app as files_cli
+from dstl.errors import MissingState
+from dstl.files.inspection import opened_files
 from dstl.runtime import system_runtime
 from dstl.spark import StateBackend
 from dstl.spark.saved_state.reader import read_state
@@ -58,10 +60,13 @@ class Stream:
     ) -> list[tuple[Any, ...]]:
         """Process everything that is there; return (batch, column, ...).
 
-        The checkpoint directory is the backend's, or for a query of Spark's own one of this name. With ``batches``,
-        end after so many: Spark's own timers in processing time keep it making batches for ever.
+        The checkpoint directory is the backend's, or for a query of Spark's own one of this name or URI. With
+        ``batches``, end after so many: Spark's own timers in processing time keep it making batches for ever.
         """
-        where = str(self.directory / place) if isinstance(place, str) else place.checkpoint_location
+        if isinstance(place, str):
+            where = place if "://" in place else str(self.directory / place)
+        else:
+            where = place.checkpoint_location
         got: list[tuple[Any, ...]] = []
         query = (
             df.writeStream.foreachBatch(lambda out, batch: got.extend((batch, *row) for row in out.collect()))
@@ -105,6 +110,22 @@ class Home:
 
     def backend(self, name: str = "state", **settings: Any) -> StateBackend:
         return StateBackend(str(self.path / name), spark=self.spark, **settings)
+
+    def commits(self, name: str = "state") -> list[int]:
+        """Return the batches that Spark has committed to a backend's location."""
+
+        async def read() -> list[int]:
+            try:
+                async with opened_files(f"dstl://{self.path / name}/_spark", system_runtime(), open_store) as files:
+                    return files.batches
+            except MissingState:
+                return []
+
+        return asyncio.run(read())
+
+    def checkpointed(self, name: str = "state") -> int:
+        """Return the batch of the newest checkpoint."""
+        return asyncio.run(choose_checkpoint(open_store(str(self.path / name)), system_runtime())).batch_id
 
     def stored(self, operator: str, state: str, name: str = "state") -> dict[Any, tuple[Any, ...]]:
         """Return the values of a state in the newest checkpoint by the first column of their keys, without Spark."""

@@ -3,7 +3,6 @@
 The table is that of ``dstl/docs/decisions/batch-idioms.md``.
 """
 
-import asyncio
 import re
 import time
 from collections.abc import Callable
@@ -16,18 +15,12 @@ import pytest
 from home import Home
 from pyspark import inheritable_thread_target
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 import dstl
 from dstl.checkpoint.report import CheckpointReport
-from dstl.checkpoint.savepoint.creation import choose_checkpoint
-from dstl.errors import Invalid, MissingState
-from dstl.files.inspection import opened_files
-from dstl.runtime import system_runtime
-from dstl.spark import StateBackend
-from dstl.spark.saved_state.reader import read_state
-from dstl.store import open_store
+from dstl.errors import Invalid
 
 KEYS = 12
 Rows = list[tuple[Any, ...]]
@@ -190,8 +183,9 @@ IDIOMS: dict[str, Idiom] = {
 class Job:
     """One query of one operator over a directory of files, and all that it leaves behind."""
 
-    def __init__(self, spark: SparkSession, source: Any, place: Path, idiom: Idiom) -> None:
-        self.spark, self.source, self.place, self.idiom = spark, source, place, idiom
+    def __init__(self, home: Home, idiom: Idiom) -> None:
+        self.home, self.idiom = home, idiom
+        self.source = home.stream()
         self.got: dict[int, Rows | None] = {}
         self.checkpointed: list[int] = []
         self.expected: dict[str, tuple[int, int]] = {}
@@ -207,16 +201,12 @@ class Job:
             self.told += [(k, *values) for k, values in self.expected.items()]
 
     @property
-    def commits(self) -> list[int]:
-        return committed(f"dstl://{self.place}/state/_spark")
-
-    @property
     def last_batch(self) -> int:
-        return self.commits[-1] if self.commits else -1
+        return max(self.home.commits(), default=-1)
 
     def run(self) -> None:
-        settings = self.idiom.settings
-        with StateBackend(str(self.place / "state"), parallelism=3, spark=self.spark) as backend:
+        settings, place = self.idiom.settings, self.home.path
+        with self.home.backend(parallelism=3) as backend:
             backend.add_listener(
                 lambda report: (
                     self.checkpointed.append(report.batch_id) if isinstance(report, CheckpointReport) else None
@@ -229,7 +219,7 @@ class Job:
             writer = self.idiom.shape(out).writeStream.option("checkpointLocation", backend.checkpoint_location)
             trigger = settings.get("trigger", {"availableNow": True})
             if self.idiom.each_batch is not None:
-                each, place = self.idiom.each_batch, self.place
+                each = self.idiom.each_batch
 
                 def keep(df: DataFrame, batch: int) -> None:
                     self.got[batch] = each(df, place)
@@ -237,13 +227,13 @@ class Job:
                 writer = writer.foreachBatch(keep)
             else:
                 sink = settings.get("format", "json")
-                writer = writer.format(sink).options(**({"path": str(self.place / "out")} if sink == "json" else {}))
+                writer = writer.format(sink).options(**({"path": str(place / "out")} if sink == "json" else {}))
             for name, value in settings.get("options", {}).items():
                 writer = writer.option(name, value)
             if trigger is not None:
                 writer = writer.trigger(**trigger)
             if settings.get("real_time"):
-                jvm = self.spark._jvm
+                jvm = self.home.spark._jvm
                 assert jvm is not None
                 writer._jwrite.trigger(jvm.org.apache.spark.sql.streaming.Trigger.RealTime("5 seconds"))
             query = writer.start()
@@ -260,33 +250,14 @@ class Job:
                 query.stop()
 
     def stored(self) -> tuple[int, dict[str, tuple[int, int]]]:
-        async def read() -> tuple[int, dict[str, tuple[int, int]]]:
-            store, runtime = open_store(str(self.place / "state")), system_runtime()
-            checkpoint = await choose_checkpoint(store, runtime)
-            held = {
-                row.key[0]: tuple(row.value[:2])
-                async for row in read_state(store, runtime, checkpoint, "counts", "aggregates")
-            }
-            return checkpoint.batch_id, held
-
-        return asyncio.run(read())
+        held = self.home.stored("counts", "aggregates")
+        return self.home.checkpointed(), {key: (value[0], value[1]) for key, value in held.items()}
 
     def output(self) -> Rows:
         if self.idiom.each_batch is not None:
             return [row for rows in self.got.values() for row in rows or ()]
-        reader = self.spark.read.schema("k string, n long, total long")
-        return collected(reader.json(str(self.place / "out")))
-
-
-def committed(root: str) -> list[int]:
-    async def read() -> list[int]:
-        try:
-            async with opened_files(root, system_runtime(), open_store) as files:
-                return files.batches
-        except MissingState:
-            return []
-
-    return asyncio.run(read())
+        reader = self.home.spark.read.schema("k string, n long, total long")
+        return collected(reader.json(str(self.home.path / "out")))
 
 
 @pytest.mark.drawn(6)
@@ -294,19 +265,19 @@ def committed(root: str) -> list[int]:
 @pytest.mark.parametrize("name", IDIOMS)
 def test_every_idiom_keeps_state_and_output_or_is_refused_before_spark_commits(home: Home, name: str) -> None:
     idiom = IDIOMS[name]
-    job = Job(home.spark, home.stream(), home.path, idiom)
+    job = Job(home, idiom)
     job.add(1)
     if idiom.refused is not None:
         with pytest.raises((PySparkException, Invalid), match=f"(?s){idiom.refused}"):
             job.run()
-        assert job.commits == []
+        assert home.commits() == []
         return
     job.run()
     assert job.stored() == (job.last_batch, job.expected)
     job.add(2)
     job.run()
     assert job.stored() == (job.last_batch, job.expected)
-    assert sorted(set(job.checkpointed)) == job.commits
+    assert sorted(set(job.checkpointed)) == home.commits()
     if not idiom.partial and "once" not in str(idiom.settings) and None not in job.got.values():
         assert sorted(job.output()) == sorted(job.told * idiom.copies)
 

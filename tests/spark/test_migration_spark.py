@@ -4,7 +4,6 @@ import asyncio
 import datetime
 import decimal
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,14 +11,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from home import Home
+from home import Home, Stream
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.errors import CorruptData, Invalid, MissingState, ObjectExists
 from dstl.runtime import system_runtime
-from dstl.spark import migrate_state
+from dstl.spark import StateBackend, migrate_state
 from dstl.spark.migration.operator_reader import OperatorReader
 from dstl.spark.migration.spark_operator import SparkState
 from dstl.spark.query.ticks import SupportsTriggerAvailableNow
@@ -140,22 +139,11 @@ def rows_of(batch: int) -> list[dict[str, Any]]:
     ]
 
 
-def drain(df: DataFrame, location: str, batches: int = 0, mode: str = "update") -> list[tuple[Any, ...]]:
-    """Process what is there, or with ``batches`` until so many are committed; return all rows that came out."""
-    got: list[tuple[Any, ...]] = []
-    writer = df.writeStream.outputMode(mode).option("checkpointLocation", location)
-    writer = writer.foreachBatch(lambda out, _: got.extend(tuple(row) for row in out.collect()))
-    if not batches:
-        writer.trigger(availableNow=True).start().awaitTermination()
-        return sorted(got, key=repr)
-    running = writer.start()
-    deadline = time.monotonic() + 60
-    while running.isActive and time.monotonic() < deadline:
-        if running.lastProgress is not None and running.lastProgress.batchId >= batches - 1:
-            break
-        time.sleep(0.05)
-    running.stop()
-    return sorted(got, key=repr)
+def drain(
+    source: Stream, df: DataFrame, place: str | StateBackend, mode: str = "update", batches: int | None = None
+) -> list[tuple[Any, ...]]:
+    """Process what is there; return all rows that came out, whatever their batch."""
+    return sorted((row[1:] for row in source.collect(df, place, mode, batches)), key=repr)
 
 
 @pytest.mark.drawn(1, group="moved queries")
@@ -170,7 +158,7 @@ def test_all_kinds_of_state_go_on_at_another_parallelism_where_sparks_would_have
     for batch in range(2):
         source.add(rows_of(batch))
     old, new = f"dstl://{place}", f"file://{home.path}/state/_spark"
-    drain(timed.groupBy("k", "j").transformWithState(*arguments), old)
+    drain(source, timed.groupBy("k", "j").transformWithState(*arguments), old)
     report = migrate_state(old, home.path / "saved", operators={0: "all"}, new_checkpoint=new, spark=home.spark)
     assert (report.batch_id, dict(report.operators)) == (1, {"all": ("$timers", "by", "seen", "wide")})
     assert not (home.path / "state" / "_spark" / "state").exists()
@@ -178,11 +166,9 @@ def test_all_kinds_of_state_go_on_at_another_parallelism_where_sparks_would_have
     late = {"k": "k1", "j": 1, "v": 500, "t": "2026-01-01 00:00:10"}
     source.add([late, {"k": "other", "j": 0, "v": 900, "t": "2026-01-01 00:09:00"}])
     source.add([{"k": "other", "j": 0, "v": 901, "t": "2026-01-01 00:09:01"}])
-    stayed = drain(timed.groupBy("k", "j").transformWithState(*arguments), old)
+    stayed = drain(source, timed.groupBy("k", "j").transformWithState(*arguments), old)
     with home.backend(restore_from=report.savepoint, parallelism=5) as backend:
-        moved = drain(
-            backend.groupBy(timed, "k", "j").transformWithState(*arguments, name="all"), backend.checkpoint_location
-        )
+        moved = drain(source, backend.groupBy(timed, "k", "j").transformWithState(*arguments, name="all"), backend)
     assert moved == stayed
     assert any("timer" in row[2] for row in moved)
     with pytest.raises(ObjectExists, match="migrated"):
@@ -196,7 +182,7 @@ def test_times_to_live_and_timers_in_processing_time_move_with_their_moments(spa
     old, new = home.path / "old", home.path / "state" / "_spark"
     source.add(rows_of(0))
     source.add(rows_of(1))
-    drain(source.read().groupBy("k").transformWithStateInPandas(*arguments), str(old), batches=2)
+    drain(source, source.read().groupBy("k").transformWithStateInPandas(*arguments), str(old), batches=2)
     with pytest.raises(Invalid, match="'l' has a time to live"):
         migrate_state(str(old), home.path / "saved", spark=home.spark)
     report = migrate_state(
@@ -204,11 +190,11 @@ def test_times_to_live_and_timers_in_processing_time_move_with_their_moments(spa
     )
     source.add(rows_of(2))
     before = len(list((old / "commits").glob("[0-9]*")))
-    stayed = drain(source.read().groupBy("k").transformWithStateInPandas(*arguments), str(old), batches=before + 1)
+    stayed = drain(
+        source, source.read().groupBy("k").transformWithStateInPandas(*arguments), str(old), batches=before + 1
+    )
     with home.backend(restore_from=report.savepoint, parallelism=2) as backend:
-        moved = drain(
-            backend.groupBy(source.read(), "k").transformWithStateInPandas(*arguments), backend.checkpoint_location
-        )
+        moved = drain(source, backend.groupBy(source.read(), "k").transformWithStateInPandas(*arguments), backend)
         assert moved == stayed != []
     reader = home.spark.read.format("statestore").option("stateVarName", "n").option("batchId", report.batch_id)
     sparks = [row[0] for row in reader.load(str(old)).select("value.ttlExpirationMs").collect()]
@@ -291,7 +277,7 @@ def test_aggregations_of_sparks_go_on_at_another_parallelism_where_they_would_ha
     old, new = home.path / "old", home.path / "state" / "_spark"
     for batch in range(2):
         source.add(amounts(batch))
-    drain(timed.groupBy(*by).agg(*columns), str(old), mode=mode)
+    drain(source, timed.groupBy(*by).agg(*columns), str(old), mode=mode)
     report = migrate_state(
         str(old),
         home.path / "saved",
@@ -306,16 +292,16 @@ def test_aggregations_of_sparks_go_on_at_another_parallelism_where_they_would_ha
     assert dict(report.operators) == {"amounts": ("aggregates",)}
     for batch in (2, 4, 5):
         source.add(amounts(batch) + amounts(0)[:batch])  # the last of these are late
-    stayed = drain(timed.groupBy(*by).agg(*columns), str(old), mode=mode)
+    stayed = drain(source, timed.groupBy(*by).agg(*columns), str(old), mode=mode)
     with home.backend(restore_from=report.savepoint, parallelism=3) as backend:
         moved = backend.groupBy(timed, *by).agg(*columns, outputMode=mode, name="amounts")
-        assert drain(moved, backend.checkpoint_location) == stayed != []
+        assert drain(source, moved, backend) == stayed != []
 
 
 def test_what_is_not_to_be_had_is_refused_before_anything_is_written(sparks_store: None, home: Home) -> None:
     source = home.stream("k string, j int, v int, t timestamp")
     source.add(rows_of(0))
-    drain(source.read().groupBy(F.col("k")).count(), str(home.path / "count"))
+    drain(source, source.read().groupBy(F.col("k")).count(), str(home.path / "count"))
     target = home.path / "saved"
     with pytest.raises(Invalid, match=r"operator 0 is an aggregation.*aggregates="):
         migrate_state(str(home.path / "count"), target, spark=home.spark)

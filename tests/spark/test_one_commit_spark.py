@@ -8,14 +8,13 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 from home import Home
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from dstl.checkpoint.assembly import recovery_work
@@ -23,7 +22,7 @@ from dstl.checkpoint.manifest.reader import ManifestReader
 from dstl.checkpoint.report import CheckpointReport
 from dstl.checkpoint.upkeep.verification import verify_location
 from dstl.errors import CheckpointDeclined, Invalid, MissingState, TaskManagerLost
-from dstl.files.inspection import opened_files, roll_back
+from dstl.files.inspection import roll_back
 from dstl.options import CheckpointOptions, MaterializationOptions
 from dstl.runtime import system_runtime
 from dstl.spark import StateBackend, cause
@@ -33,9 +32,11 @@ from dstl.store import open_store
 class Job:
     """A count per key whose checkpoint directory lies in the backend's log."""
 
-    def __init__(self, spark: SparkSession, source: Any, location: Path) -> None:
-        self.spark, self.source, self.location = spark, source, location
-        self.root = f"dstl://{location}/_spark"
+    def __init__(self, home: Home, name: str) -> None:
+        self.home, self.name = home, name
+        self.source = Numbered(home.stream)
+        self.location = home.path / name
+        self.root = f"dstl://{self.location}/_spark"
         self.expected: Counter[str] = Counter()
         self.got: dict[int, dict[str, int]] = {}
         self.reports: list[CheckpointReport] = []
@@ -58,7 +59,7 @@ class Job:
                 os.kill(backend.task_manager_pids[-1], signal.SIGKILL)
             self.got[batch] = rows
 
-        with StateBackend(self.location, parallelism=parallelism, spark=self.spark, **settings) as backend:
+        with self.home.backend(self.name, parallelism=parallelism, **settings) as backend:
             backend.add_listener(lambda r: self.reports.append(r) if isinstance(r, CheckpointReport) else None)
             # An operator of Spark's own in the same query: its state rides in the same record.
             distinct = self.source.read().dropDuplicates(["k", "v", "file"])
@@ -67,19 +68,6 @@ class Job:
             writer.trigger(availableNow=True).start().awaitTermination()
             if savepoint:
                 backend.savepoint(savepoint)
-
-    def commits(self) -> list[int]:
-        async def read() -> list[int]:
-            async with opened_files(self.root, system_runtime(), open_store) as files:
-                return files.batches
-
-        return asyncio.run(read())
-
-    def checkpointed(self) -> int:
-        async def read() -> int:
-            return (await ManifestReader(open_store(str(self.location)), system_runtime()).scan()).retained[-1].batch_id
-
-        return asyncio.run(read())
 
 
 class Numbered:
@@ -101,7 +89,7 @@ class Numbered:
 
 
 def test_behind_a_damaged_record_starts_are_ordinary_again_once_its_checkpoint_would_be_subsumed(home: Home) -> None:
-    job = Job(home.spark, Numbered(home.stream), home.path / "job")
+    job = Job(home, "job")
     job.add(3)
     job.run()
     newest = min((job.location / "manifests").iterdir())  # names count down
@@ -113,7 +101,7 @@ def test_behind_a_damaged_record_starts_are_ordinary_again_once_its_checkpoint_w
         job.run(restore="previous", checkpoints=CheckpointOptions(retained=2))
     job.add()
     job.run(checkpoints=CheckpointOptions(retained=2))
-    assert job.commits()[-1] == 5
+    assert home.commits("job")[-1] == 5
     assert job.got[5] == job.expected
 
 
@@ -122,21 +110,21 @@ def test_commits_are_checkpoints_through_a_failure_another_parallelism_a_savepoi
 ) -> None:
     # Every record is counted, and the end of a run may make one for its bases.
     monkeypatch.setenv("DSTL_MATERIALIZATION_ENABLED", "false")
-    job = Job(home.spark, Numbered(home.stream), home.path / "job")
+    job = Job(home, "job")
     job.add(3)
     with pytest.raises(StreamingQueryException, match="the sink is gone"):
         job.run(fail_at=1)
     # Both actions of batch 1 were run and acknowledged, and Spark has not committed it.
-    assert job.commits() == [0]
-    assert job.checkpointed() == 0
+    assert home.commits("job") == [0]
+    assert home.checkpointed("job") == 0
     with pytest.raises(StreamingQueryException) as stopped:
         job.run(kill_at=1)
     # The TaskManager had all that the commit needs.
     assert isinstance(cause(stopped.value), TaskManagerLost | CheckpointDeclined), stopped.value
-    assert job.commits() == [0]
+    assert home.commits("job") == [0]
     job.run(parallelism=5, savepoint="kept")
-    assert job.commits() == [0, 1, 2]
-    assert job.checkpointed() == 2
+    assert home.commits("job") == [0, 1, 2]
+    assert home.checkpointed("job") == 2
     assert job.got[2] == dict(job.expected)
     assert [(each.batch_id, each.requests) for each in job.reports] == [(0, 1), (1, 1), (2, 1)]
     records = list((home.path / "job" / "manifests").iterdir())
@@ -146,12 +134,12 @@ def test_commits_are_checkpoints_through_a_failure_another_parallelism_a_savepoi
 
     asyncio.run(roll_back(job.root, 1, system_runtime(), open_store))
     job.run()
-    assert job.commits() == [0, 1, 2]
+    assert home.commits("job") == [0, 1, 2]
     assert job.got[2] == dict(job.expected)
     with pytest.raises(MissingState, match="keeps the commit of batches 0 to 2"):
         asyncio.run(roll_back(job.root, 7, system_runtime(), open_store))
 
-    other = Job(home.spark, Numbered(home.stream), home.path / "other")
+    other = Job(home, "other")
     other.expected = Counter(job.expected)
     other.add()
     other.run(restore_from=home.path / "job" / "savepoints" / "kept", parallelism=2)
@@ -161,7 +149,7 @@ def test_commits_are_checkpoints_through_a_failure_another_parallelism_a_savepoi
 @pytest.mark.parametrize("runs", [6, pytest.param(50, marks=pytest.mark.long)])
 def test_runs_of_one_batch_keep_log_and_restore_short(home: Home, runs: int) -> None:
     """Prevents that a job that a scheduler starts reads all changes since its first run at each start."""
-    job = Job(home.spark, Numbered(home.stream), home.path / "job")
+    job = Job(home, "job")
     often = MaterializationOptions(min_log_bytes=1)
     work = []
     for run in range(runs):

@@ -1,8 +1,6 @@
 """Savepoints through Spark: made while the query runs, restored into another query, its shape changed."""
 
 import json
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -189,27 +187,3 @@ def test_what_cannot_be_restored_is_refused_when_the_backend_is_made(
     for settings, kind, message in refused:
         with pytest.raises(kind, match=message):
             StateBackend(new, spark=home.spark, parallelism=2, **settings)
-
-
-def test_a_savepoint_is_made_while_batches_go_on(home: Home) -> None:
-    source = home.stream()
-    for batch in range(6):
-        source.add(rows_of_batch(batch))
-    with home.backend(parallelism=2) as backend:
-        first = threading.Event()
-        backend.add_listener(lambda _: first.set())
-        df = backend.groupBy(source.read(), "k").transformWithState(Journal(), OUT, "append", "none", name="journal")
-        query = source.writer(df, backend).start()
-        made: list[SavepointReport] = []
-        deadline = time.monotonic() + 120
-        while query.isActive and time.monotonic() < deadline:
-            try:
-                made.append(backend.savepoint(f"s{len(made)}", to=str(home.path / "elsewhere")))
-            except MissingState:
-                time.sleep(0.1)
-        query.awaitTermination()
-    assert len({report.batch_id for report in made}) > 1
-    for report in made[:: max(1, len(made) // 3)]:
-        name = report.location.rpartition("/")[2]
-        check_state(home.path / "elsewhere", report.batch_id + 1, "--savepoint", name)
-    check_state(home.path / "state", 6)

@@ -115,28 +115,6 @@ def test_what_is_due_is_what_the_table_holds(place: ExpiryPlace, most: int, rng:
     assert sum(len(run) for runs in index._runs.values() for run in runs) <= 3 * len(held) + 3 * most
 
 
-def test_what_is_written_while_it_is_made_is_in_it() -> None:
-    table = HeapStateTable()
-    table.apply(
-        changes(*[put(i % 5, STATE, timed_key(i, i), b"", b"v") for i in sorted(range(100), key=lambda i: i % 5)])
-    )
-    index = ExpiryIndex(table, STATE, IN_KEY)
-    abandoned = index.build()
-    next(abandoned)
-    abandoned.close()
-    new = 100
-    for _ in index.build():
-        batch = changes(*[put(group, STATE, timed_key(new + group, 200), b"", b"v") for group in range(5)])
-        table.apply(batch)
-        index.add(batch)
-        table.apply(changes(delete(new % 5, STATE, timed_key(new // 5, new // 5))))
-        new += 5
-    assert new > 110
-    whole = ExpiryIndex(table, STATE, IN_KEY)
-    for group in range(5):
-        assert found(index, IN_KEY, group, 300) == found(whole, IN_KEY, group, 300)
-
-
 def test_the_cost_of_what_is_due_does_not_follow_what_is_held() -> None:
     """Searches and copies touch the due entries: reads of the table are counted."""
 

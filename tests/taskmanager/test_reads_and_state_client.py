@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dstl.changelog.change_set import CHANGE_SCHEMA, OP_META, OP_PUT
+from dstl.changelog.change_set import OP_META
 from dstl.changelog.segment.reader import decode_segment
 from dstl.errors import Fenced, Invalid, Superseded, Unavailable
 from dstl.options import MaterializationOptions
@@ -444,22 +444,6 @@ async def test_every_log_has_its_attempts_states_once_whichever_task_manager_is_
 
 def request(key_groups: list[int], keys: list[bytes]) -> memoryview:
     return write_columns(KEY_COLUMNS, [pa.array(key_groups, pa.uint16()), pa.array(keys, pa.binary())])
-
-
-def test_values_come_in_the_order_of_the_keys_and_are_null_where_there_is_none() -> None:
-    table = HeapStateTable()
-    rows = [(3, 7, OP_PUT, b"a", b"", b"one"), (3, 7, OP_PUT, b"b", b"", b""), (4, 8, OP_PUT, b"a", b"", b"other")]
-    columns = [
-        pa.array(list(column), field.type) for column, field in zip(zip(*rows, strict=True), CHANGE_SCHEMA, strict=True)
-    ]
-    table.apply(pa.RecordBatch.from_arrays(columns, schema=CHANGE_SCHEMA))
-
-    def answer(key_groups: list[int], keys: list[bytes]) -> list[bytes | None]:
-        reply = TableSource(table).answer(FetchValues("op", 1, 7, request(key_groups, keys)))
-        return read_columns(memoryview(reply.data), VALUE_COLUMN)[0].to_pylist()
-
-    assert answer([3, 3, 4, 3], [b"b", b"a", b"a", b"x"]) == [b"", b"one", None, None]
-    assert answer([], []) == []
 
 
 def test_what_is_no_request_is_refused() -> None:

@@ -228,29 +228,6 @@ async def test_an_attempt_has_one_partition() -> None:
 
 
 @virtual
-async def test_writes_wait_while_the_budget_is_full_and_go_on_when_the_store_takes_them() -> None:
-    async with world(byte_budget=1000, inline_threshold=0, preemptive_persist_threshold=1 << 20) as w:
-        w.down()
-        tasks = [w.open("b", p, 0, None) for p in range(4)]
-        done: list[int] = []
-
-        async def write(task: Task) -> None:
-            written = [(key_of(groups_of("b", task.partition)[0], n), b"x" * 50) for n in range(10)]
-            async with w.storage.budget.reserve(700):
-                w.write(task, written)
-            done.append(task.partition)
-
-        writing = [asyncio.ensure_future(write(task)) for task in tasks]
-        await asyncio.sleep(1.0)
-        assert len(done) < 4, "nothing held the writers back"
-        assert w.recorder.counters["backpressuredAppends"] >= 1
-        w.down(False)
-        await asyncio.gather(*writing)
-        first = await w.checkpoint(tasks, 0, None)
-        assert await w.restored(first) == after({}, tasks)
-
-
-@virtual
 async def test_a_resumed_run_forgets_a_checkpoint_whose_fate_is_unknown_and_leaves_its_objects() -> None:
     """The driver stopped between persist and commit; its manifest may come late, so its segments must stay."""
     async with world(inline_threshold=0) as w:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from dstl.errors import DstlError, Invalid, ObjectNotFound, OutcomeUnknown, SlowDown, Unavailable
+from dstl.errors import AccessDenied, DstlError, Invalid, ObjectNotFound, OutcomeUnknown, SlowDown, Unavailable
 from dstl.store import ByteRange, MemoryStore, ObjectStore
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore, FiredFault
 from tests.simulation.manual_clock import ManualClock
@@ -25,6 +25,7 @@ class TestFaultyStoreWithoutFaults(StoreContract):
     [
         (Fault.UNAVAILABLE, Unavailable, False),
         (Fault.SLOW_DOWN, SlowDown, False),
+        (Fault.DENIED, AccessDenied, False),
         (Fault.RESET, OutcomeUnknown, False),
         (Fault.LOST_RESPONSE, OutcomeUnknown, True),
         (Fault.STORED_SLOW_DOWN, SlowDown, True),

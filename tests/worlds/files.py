@@ -14,7 +14,7 @@ import msgpack
 
 from dstl.checkpoint.manifest.format import decode_record
 from dstl.checkpoint.manifest.log import ManifestLog
-from dstl.errors import AccessDenied, OutcomeUnknown
+from dstl.errors import OutcomeUnknown
 from dstl.options import S3Options, SealingOptions
 from dstl.process.launch_spec import LaunchSpec
 from dstl.process.lifecycle import ProcessLife
@@ -38,7 +38,7 @@ from dstl.store.base import ObjectInfo, ObjectStore
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
 from handles.file_record import FILES_OWNER
-from tests.simulation.faulty_store import FaultyStore
+from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from worlds.wrapped_store import WrappedStore
 
 Stores = dict[str, ObjectStore]
@@ -97,14 +97,9 @@ class FencesBehind(FaultyStore):
         return info
 
 
-class RefusesThird(FaultyStore):
-    """Refuses its third PUT for good; the first one is the fence."""
-
-    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
-        if self.calls["put"] == 2:
-            self.calls["put"] += 1
-            raise AccessDenied("the role may not write today")
-        return await super().put(name, data, if_absent=if_absent)
+def denying(**which: Any) -> Callable[[ObjectStore], ObjectStore]:
+    """Return what wraps a store that refuses some PUTs for good: those of a rule."""
+    return lambda store: FaultyStore(store, [FaultRule(Fault.DENIED, "put", **which)])
 
 
 class Jvm:

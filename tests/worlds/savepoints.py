@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from dstl.runtime import Runtime, SystemClock
+from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
 from tests.simulation.virtual_time import seeded_runtime
+from worlds.files import HastyClock
 from worlds.service import Job, Model, copy_of
 
 
-class HurriedClock(SystemClock):
-    """Waits a thousandth of what it is asked to: back-off without the wait."""
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds / 1000)
-
-
 def a_runtime(seed: int = 1) -> Runtime:
-    return seeded_runtime(seed, HurriedClock())
+    return seeded_runtime(seed, HastyClock())
 
 
 _jobs: dict[tuple[int, int, bool], tuple[dict[str, bytes], list[Model]]] = {}
