@@ -12,7 +12,7 @@ step. It is resumable as well: ``--journal FILE``.
 ``detect`` builds known bugs in, and counts the seeds until one shows each (``detect --help``).
 
 ``--reach`` prints, instead of figures, which functions no seed has entered that ``unreached.toml`` does not name, with
-the reason why.
+the reason why; ``--branches`` which branches no seed has taken.
 
 Exit codes: 0, every invariant held and every fault has struck; 1, a violation; 2, bad usage; 3, a fault never struck,
 so the run proves nothing about it (only where there were enough seeds to expect all of them), or a function was not
@@ -32,9 +32,16 @@ from pathlib import Path
 
 from dstl.errors import Invalid
 from tests.simulation import SeedResult, Summary, detection, run_seed, run_seeds
+from tests.simulation.branches import (
+    PACKAGES,
+    entered_at_import,
+    entered_functions,
+    functions,
+    reasons,
+    untaken_branches,
+)
 from tests.simulation.enumeration import WAYS, strike_everywhere
 from tests.simulation.journal import Journal, PlacesJournal
-from tests.simulation.reach import PACKAGES, entered_at_import, entered_functions, functions, reasons
 from tests.simulation.seeds import run_worlds
 
 _ALL_FAULTS_FROM = 200
@@ -73,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="instead of seeds: one scenario with one fault at every K-th request, connection, message and step (1: at "
         "each)",
     )
+    parser.add_argument("--branches", action="store_true", help="print the branches that no seed has taken")
     parser.add_argument(
         "--reach", action="store_true", help="print the functions that no seed has entered, and no reason names"
     )
@@ -92,8 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         start = random.SystemRandom().randrange(1 << 32)
     else:
         start = date.today().toordinal() * _OF_A_DAY if options.start == _OF_TODAY else int(options.start)
-    if options.reach:
-        return _reach(range(start, start + options.seeds))
+    if options.branches or options.reach:
+        return (_branches if options.branches else _reach)(range(start, start + options.seeds))
     try:
         journal = Journal(options.journal, start, options.seeds) if options.journal else None
     except Invalid as error:
@@ -141,6 +149,16 @@ def _enumerate(every: int, path: Path | None) -> int:
                 journal.end(where, what)
         print(f"{what!s:24}{where:20}{struck} places", flush=True)
     return int(failed > 0)
+
+
+def _branches(seeds: range) -> int:
+    """Print what is left untaken, module by module; return the exit code."""
+    print(f"seeds {seeds.start} to {seeds.stop - 1}")
+    for name, (count, untaken) in untaken_branches(seeds).items():
+        print(f"{name:44}{count - len(untaken):4} of {count}")
+        for line, to in untaken:
+            print(f"    {line} -> {to if to > 0 else 'end'}")
+    return 0
 
 
 def _reach(seeds: range) -> int:
