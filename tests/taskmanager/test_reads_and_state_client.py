@@ -216,7 +216,7 @@ async def test_a_look_for_a_materialization_folds_nothing_while_a_task_waits_for
         options=MaterializationOptions(),
         runtime=world.runtime,
     )
-    backend.tracker.attach(manager, 2)
+    backend.tracker.manager = manager
     backend.tracker.bases["b"] = OperatorBases()
     backend.committed.add("b", [(waiting, False)])
     manager.look()

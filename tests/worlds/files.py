@@ -5,6 +5,7 @@ import base64
 import contextlib
 import json
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from types import TracebackType
@@ -98,8 +99,15 @@ class FencesBehind(FaultyStore):
 
 
 def denying(**which: Any) -> Callable[[ObjectStore], ObjectStore]:
-    """Return what wraps a store that refuses some PUTs for good: those of a rule."""
-    return lambda store: FaultyStore(store, [FaultRule(Fault.DENIED, "put", **which)])
+    """Return what wraps stores that refuse some PUTs for good: those of a rule, whichever of them is asked."""
+    matched: Counter[FaultRule] = Counter()
+
+    def wrap(store: ObjectStore) -> ObjectStore:
+        made = FaultyStore(store, [FaultRule(Fault.DENIED, "put", **which)])
+        made._matched = matched
+        return made
+
+    return wrap
 
 
 class Jvm:
