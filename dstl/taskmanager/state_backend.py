@@ -97,8 +97,7 @@ class TaskManagerStateBackend:
         memory: MemoryLimit,
     ) -> None:
         self.storage = storage
-        self._memory = memory
-        self._runtime = runtime
+        self._memory, self._runtime = memory, runtime
         self._max_parallelism = max_parallelism
         self.committed = CommittedTables(open_table)
         self.size = self.committed.size
