@@ -144,8 +144,8 @@ class CheckpointOptions(_Options):
 
     retained: int = Field(default=3, ge=2)
     """Completed checkpoints that are kept (Flink ``state.checkpoints.num-retained``, 1). Never below two: Spark may run
-    the last batch again, from the one before. More: older states can be read; fewer: less storage. They go some at a
-    time: a listing has up to ten more, which are as good until then."""
+    the last batch again, from the one before. More: older states can be read; fewer: less storage. Older
+    ones are deleted several at a time: a listing may show up to ten more, and those can be restored as well."""
 
     history: int = Field(default=100, ge=0, le=1000)
     """Checkpoints, failures and restores whose figures each manifest tells (``dstl ui`` shows them). More: a longer

@@ -26,7 +26,7 @@ def list_(
 ) -> console.Answer:
     """List the retained checkpoints of LOCATION, oldest first; damaged records are listed too (exit code 1).
 
-    They go some at a time, so up to ten more are there than the option checkpoints.retained says.
+    Older ones are deleted several at a time, so there may be up to ten more than checkpoints.retained.
     """
     found = console.run_at(location, endpoint_url, list_checkpoints)
     is_sound = all(row["state"] != "damaged" for row in found["checkpoints"])

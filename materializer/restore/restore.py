@@ -1,8 +1,8 @@
 """The restore of tables from a checkpoint: the log is replayed, then the tables serve, and bases come behind them.
 
-A table in memory takes the log first and answers from then on: what a read needs is brought before it, out
-of bases in place or by loading its key groups first. Any other table has its bases loaded before the log. Either way a
-restore ends when all is loaded.
+A table in memory takes the log first and answers from then on: what a read needs is brought before it, out of bases in
+place or by loading its key groups first. Any other table has its bases loaded before the log. Either way a restore ends
+when all is loaded.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def _encode_run(run: _Sets, level: int) -> EncodedBlocks:
     if len(metadata) != 1 or metadata[0][1].num_rows != 1:
         return _encode_batches(batches, base, level)
     ((delta, row),) = metadata
-    entry, stored = _encode_metadata(row.column(5)[0].as_py(), delta, level)
+    entry, stored = _encode_metadata(row.column("value")[0].as_py(), delta, level)
     first = entry._replace(sqns=SequenceNumberRange(base + delta, base + delta + 1)), stored
     others = [each for each in batches if each[1] is not row]
     return [first, *_encode_batches(others, base, level)] if others else [first]

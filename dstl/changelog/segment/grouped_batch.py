@@ -200,7 +200,7 @@ class Piece:
 
 
 def encode_columns(pieces: list[Piece], runs: Runs, scratch: Bytes | None) -> Bytes:
-    """Return the raw block of some pieces: first it is asked what their columns take, then their bytes are moved there.
+    """Return the raw block of some pieces: the size of each column is known first, then the bytes are moved.
 
     Args:
         pieces: By key group.

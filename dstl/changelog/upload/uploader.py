@@ -101,7 +101,7 @@ class Uploader:
             checksum: CRC-32C of ``data`` if it is known; computed otherwise (0.1 ms per MB, on the loop).
 
         Raises:
-            Closed: The uploader was closed before; who awaits the upload hears of it also when it is meanwhile.
+            Closed: The uploader was closed before. Awaiting the upload raises it, too, if it is closed meanwhile.
             Unavailable: When it is awaited: attempts or deadline are exhausted; nothing that may be referenced is
                 stored. AccessDenied and Invalid come at once.
         """

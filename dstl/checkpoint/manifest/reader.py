@@ -83,9 +83,10 @@ class ManifestScan:
 
 
 def no_location(location: str, why: str) -> Invalid:
-    """Return the error of what no query has written to."""
+    """Return the error for a location that no query has written to."""
     return Invalid(
-        f"{location} is not a location of DSTL: {why}. Give what StateBackend(...) was given, when its query has begun"
+        f"{location} is not a location of DSTL: {why}. Give the location that StateBackend(...) was given, once its "
+        "query has started"
     )
 
 
