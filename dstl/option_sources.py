@@ -23,6 +23,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "hedging": options.HedgingOptions,
     "checkpoints": options.CheckpointOptions,
     "materialization": options.MaterializationOptions,
+    "rocksdb": options.RocksDBOptions,
     "s3": options.S3Options,
     "sealing": options.SealingOptions,
     "memory": options.MemoryOptions,

@@ -221,7 +221,7 @@ class ProcessLife:
             recorder=self._recorder,
             memory_use=read_memory_use,
         )
-        opener = table_opener(config.table, scratch.path / "tables")
+        opener = table_opener(config.table, scratch.path / "tables", config.rocksdb)
         task_manager = TaskManager(config, components, open_table=opener, secret=self._spec.secret)
         stack.push_async_callback(task_manager.close)
         return task_manager.service.server

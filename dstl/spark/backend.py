@@ -28,6 +28,7 @@ from dstl.options import (
     MaterializationOptions,
     MemoryOptions,
     MetricsOptions,
+    RocksDBOptions,
     S3Options,
     SealingOptions,
     UploadOptions,
@@ -121,6 +122,7 @@ class StateBackend(StatefulOperators, ReadableStates):
         s3: How S3 is reached; credentials come from the SDK's provider chain, on each host from its own.
         metrics: Where the driver serves metrics for Prometheus and a page for people; by default nowhere.
         sealing: The key that objects are sealed with, so that write access to the store is not enough to forge state.
+        rocksdb: Bounds of memory and disk of ``rocksdb`` tables.
         memory: What a TaskManager may take; state that would outgrow it ends the query (``StateTooLarge``).
         cluster: On a master other than ``local[...]``: where the coordinator listens, and what starts TaskManagers.
         workers: How Spark's Python workers run the query's tasks.
@@ -163,6 +165,7 @@ class StateBackend(StatefulOperators, ReadableStates):
         hedging: HedgingOptions | None = None,
         checkpoints: CheckpointOptions | None = None,
         materialization: MaterializationOptions | None = None,
+        rocksdb: RocksDBOptions | None = None,
         s3: S3Options | None = None,
         sealing: SealingOptions | None = None,
         memory: MemoryOptions | None = None,
@@ -183,6 +186,8 @@ class StateBackend(StatefulOperators, ReadableStates):
         if task_managers is not None:
             task_managers = count_within("task_managers", task_managers, max_parallelism, _MAXIMUM)
         choice("table", table, get_args(TableKind))
+        if rocksdb is not None and table != "rocksdb":
+            raise Invalid(f"rocksdb= has no effect with table={table!r}: give table='rocksdb' too, or leave it out")
         choice("restore", restore, ("latest", "previous"))
         choice("restore_mode", restore_mode, get_args(RestoreMode))
         flag("allow_non_restored_state", allow_non_restored_state)
@@ -204,7 +209,7 @@ class StateBackend(StatefulOperators, ReadableStates):
         self._closer: weakref.finalize[Any, StateBackend] | None = None
         runtime = system_runtime()
         conf = settings_of(session)
-        sections = (batching, upload, hedging, materialization, s3, sealing, memory)
+        sections = (batching, upload, hedging, materialization, s3, sealing, memory, rocksdb)
         config = TaskManagerConfig.resolve(absolute, table, max_parallelism, sections, os.environ, conf)
         checkpoints = resolve("checkpoints", CheckpointOptions, checkpoints, os.environ, conf)
         check_grace(checkpoints)

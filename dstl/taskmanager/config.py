@@ -14,6 +14,7 @@ from dstl.options import (
     HedgingOptions,
     MaterializationOptions,
     MemoryOptions,
+    RocksDBOptions,
     S3Options,
     SealingOptions,
     UploadOptions,
@@ -36,6 +37,7 @@ class TaskManagerConfig:
         s3: How S3 is reached; credentials come from the provider chain of the TaskManager's own host.
         sealing: Where the TaskManager's own host has the key that objects are sealed with.
         memory: What it may take.
+        rocksdb: Bounds of RocksDB tables.
     """
 
     location: str
@@ -48,6 +50,7 @@ class TaskManagerConfig:
     s3: S3Options = S3Options()
     sealing: SealingOptions = SealingOptions()
     memory: MemoryOptions = MemoryOptions()
+    rocksdb: RocksDBOptions = RocksDBOptions()
 
     @staticmethod
     def resolve(
@@ -91,4 +94,4 @@ class TaskManagerConfig:
         return TypeAdapter(cls).validate_json(data)
 
 
-_SECTIONS = ("batching", "upload", "hedging", "materialization", "s3", "sealing", "memory")
+_SECTIONS = ("batching", "upload", "hedging", "materialization", "s3", "sealing", "memory", "rocksdb")

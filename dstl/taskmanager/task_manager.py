@@ -17,6 +17,7 @@ from dstl.changelog.upload.uploader import Uploader
 from dstl.crash_points import reach
 from dstl.errors import CorruptData, brief
 from dstl.metrics import NullRecorder, Recorder
+from dstl.options import RocksDBOptions
 from dstl.rpc.protocol import Secret
 from dstl.runtime import Clock, Runtime
 from dstl.store import shard_names
@@ -245,10 +246,10 @@ def table_directory(parent: Path, operator: str, number: int) -> Path:
     return path
 
 
-def table_opener(kind: TableKind, parent: Path) -> OpenTable:
+def table_opener(kind: TableKind, parent: Path, rocksdb: RocksDBOptions | None = None) -> OpenTable:
     """Return a function that opens an operator's table, each time in another directory of ``parent``.
 
     A restored table is opened while its predecessor is still there.
     """
     numbers = itertools.count()
-    return lambda operator: open_table(kind, table_directory(parent, operator, next(numbers)))
+    return lambda operator: open_table(kind, table_directory(parent, operator, next(numbers)), rocksdb=rocksdb)

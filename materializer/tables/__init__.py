@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from dstl.errors import Invalid
+from dstl.options import RocksDBOptions
 from materializer.tables.base import (
     ENTRY_SCHEMA,
     Expired,
@@ -17,7 +18,6 @@ from materializer.tables.base import (
 )
 from materializer.tables.heap import ENTRY_OVERHEAD_BYTES, HeapStateTable
 from materializer.tables.rocksdb import RocksDBStateTable
-from materializer.tables.rocksdb_engine import RocksDBOptions
 from materializer.tables.rocksdb_snapshot import RocksDBTableSnapshot
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "ENTRY_SCHEMA",
     "Expired",
     "HeapStateTable",
-    "RocksDBOptions",
     "RocksDBStateTable",
     "RocksDBTableSnapshot",
     "SnapshotFile",

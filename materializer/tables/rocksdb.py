@@ -21,13 +21,13 @@ import pyarrow as pa
 
 from dstl.changelog.change_set import OP_CLEAR, OP_PUT
 from dstl.errors import Closed, CorruptData, DstlError, Invalid, Unavailable
+from dstl.options import RocksDBOptions
 from handles.key_group import MAX_MAX_PARALLELISM, KeyGroup
 from materializer.local_disk import Access, access, link_or_copy
 from materializer.tables.base import PAGE_ROWS, Expired, KeyGroups, SnapshotFile, StateEntry, TableSize
 from materializer.tables.columns import ChangeRun, change_runs, key_group_runs
 from materializer.tables.rocksdb_engine import (
     RocksDBBatch,
-    RocksDBOptions,
     decode_key,
     encode_key,
     encode_keys,
@@ -38,6 +38,7 @@ from materializer.tables.rocksdb_engine import (
     passing_reads,
     translated_errors,
     walk,
+    write_buffer_for,
 )
 from materializer.tables.rocksdb_snapshot import RocksDBTableSnapshot, SortedFile, write_changes
 
@@ -169,7 +170,7 @@ class RocksDBStateTable:
         # File numbers begin anew in each database, so a file's name says which one has made it.
         self._incarnation = os.urandom(8).hex()
         self._put_rows = self._put_bytes = 0
-        self._write_buffer = self._options.write_buffer_for(0)
+        self._write_buffer = write_buffer_for(self._options, 0)
         native = engine_options(self._options)
         native.set_disable_auto_compactions(not compacting)
         self._db = open_database(self._path, native)
@@ -279,7 +280,7 @@ class RocksDBStateTable:
 
     def _size_write_buffer(self) -> None:
         stored = int(self._db.property_int_value("rocksdb.total-sst-files-size") or 0)
-        wanted = self._options.write_buffer_for(stored)
+        wanted = write_buffer_for(self._options, stored)
         if not 0.5 < wanted / self._write_buffer < 2:
             self._db.set_options({"write_buffer_size": str(wanted)})
             self._write_buffer = wanted

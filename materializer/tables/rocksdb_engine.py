@@ -8,13 +8,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any
 
 from dstl.errors import CorruptData, Invalid, Unavailable
 from dstl.open_files import open_file_limit
+from dstl.options import RocksDBOptions
 
 _LEAST_WRITE_BUFFER = 4 << 20  # smaller ones make more files than their merging is worth
 
@@ -25,64 +25,6 @@ _PREFIX = struct.Struct(">HH")
 
 KEY_OVERHEAD_BYTES = _PREFIX.size + 2
 """What a stored key has beside key and user key, where no byte of the key is 00."""
-
-
-class RocksDBOptions(BaseModel):
-    """Bounds of one RocksDB table; a TaskManager has one table per operator.
-
-    Memory is about ``block_cache_bytes + max_write_buffers * write_buffer_bytes``: index and filter blocks live in the
-    block cache.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    block_cache_bytes: int = Field(default=256 << 20, ge=1 << 20)
-    """Uncompressed blocks kept in memory (Flink ``state.backend.rocksdb.block.cache-size``). Larger: fewer reads from
-    disk; smaller: less memory. Reads slow down by ten where indexes and filters do not fit: 1.5 bytes per key."""
-
-    block_bytes: int = Field(default=16 << 10, ge=1 << 10)
-    """Bytes of a block, before it is compressed (Flink ``block.blocksize``, 4 KB). Larger: less space and a smaller
-    index; smaller: a read of one key decompresses less."""
-
-    write_buffer_bytes: int = Field(default=32 << 20, ge=64 << 10)
-    """Most memory in which writes collect before they become a file (Flink ``writebuffer.size``, 64 MB). A small state
-    has a smaller one (:meth:`write_buffer_for`), since files in front of the merged ones are space. Larger: fewer files
-    and less compaction; smaller: shorter flush in a snapshot's synchronous part (about 3 ms per MB)."""
-
-    max_write_buffers: int = Field(default=3, ge=2)
-    """Write buffers at once; when all are full, writes wait for a flush (Flink ``writebuffer.count``, 2)."""
-
-    target_file_bytes: int = Field(default=32 << 20, ge=64 << 10)
-    """Size of a file after compaction (Flink ``compaction.level.target-file-size-base``, 64 MB). Smaller: a change
-    re-uploads less; larger: fewer objects and requests."""
-
-    max_runs: int = Field(default=4, ge=2)
-    """Sorted runs from which on neighbours of like size are merged. More: fewer bytes are rewritten and uploaded;
-    fewer: a read looks into fewer files."""
-
-    max_space_overhead_percent: int = Field(default=25, ge=1)
-    """All runs become one when the newer ones have so many bytes per byte of the oldest: then the whole state is
-    uploaded anew. More: rarer; less: less space for what was overwritten."""
-
-    background_jobs: int = Field(default=2, ge=1)
-    """Threads for flush and compaction (Flink ``thread.num``, 2). More: less write stall; fewer: more processor for the
-    job."""
-
-    bloom_bits_per_key: int = Field(default=10, ge=0)
-    """Bits of filter per key: 10 spare 99 % of the reads for keys that are not there (new keys of a stream), for 1.25
-    bytes per key. 0: none."""
-
-    compression: Literal["lz4", "zstd", "none"] = "zstd"
-    """Of blocks on disk, and so of what is uploaded: ``zstd`` (at its lowest level) is a third smaller than ``lz4``,
-    which is faster to write and read; ``none`` reads fastest."""
-
-    max_open_files: int = Field(default=512, ge=16)
-    """File descriptors kept open, if that is no more than an eighth of what the process may open (``ulimit -n``).
-    Fewer: files are reopened on reads."""
-
-    def write_buffer_for(self, stored_bytes: int) -> int:
-        """Return the write buffer of a state that takes so many bytes on disk: an eighth of it, within bounds."""
-        return max(min(_LEAST_WRITE_BUFFER, self.write_buffer_bytes), min(stored_bytes // 8, self.write_buffer_bytes))
 
 
 def import_rocksdict() -> Any:
@@ -102,11 +44,23 @@ _FASTEST_ZSTD = (-14, 1, 0, 0)
 """The library's own window, level 1, no strategy, no dictionary: higher levels cost more than they save here."""
 
 
+@cache
+def _block_cache(nbytes: int) -> Any:
+    # One for all tables of the process: what it takes does not grow with the number of operators.
+    return import_rocksdict().Cache(nbytes)
+
+
+def write_buffer_for(options: RocksDBOptions, stored_bytes: int) -> int:
+    """Return the write buffer of a state that takes so many bytes on disk: an eighth of it, within bounds."""
+    most = options.write_buffer_bytes
+    return max(min(_LEAST_WRITE_BUFFER, most), min(stored_bytes // 8, most))
+
+
 def engine_options(options: RocksDBOptions) -> Any:
     """Return RocksDB's own options; its memory stays within those of ours."""
     rocksdict = import_rocksdict()
     blocks = rocksdict.BlockBasedOptions()
-    blocks.set_block_cache(rocksdict.Cache(options.block_cache_bytes))
+    blocks.set_block_cache(_block_cache(options.block_cache_bytes))
     blocks.set_cache_index_and_filter_blocks(True)
     blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
     blocks.set_format_version(5)
@@ -116,7 +70,7 @@ def engine_options(options: RocksDBOptions) -> Any:
     native = rocksdict.Options(raw_mode=True)
     native.create_if_missing(True)
     native.set_block_based_table_factory(blocks)
-    native.set_write_buffer_size(options.write_buffer_for(0))
+    native.set_write_buffer_size(write_buffer_for(options, 0))
     native.set_max_write_buffer_number(options.max_write_buffers)
     native.set_target_file_size_base(options.target_file_bytes)
     # Sorted runs of like size are merged. By levels, a small change of keys all over the state would rewrite, and so

@@ -19,13 +19,13 @@ import pyarrow as pa
 
 from dstl.changelog.change_set import OP_CLEAR, OP_PUT
 from dstl.errors import Closed, Invalid, Unavailable
+from dstl.options import RocksDBOptions
 from handles.key_group import KeyGroup
 from materializer.local_disk import access
 from materializer.tables.base import ENTRY_SCHEMA, PAGE_BYTES, SnapshotFile
 from materializer.tables.columns import ChangeRun, PageBuilder, binary_column, change_runs
 from materializer.tables.rocksdb_engine import (
     KEY_OVERHEAD_BYTES,
-    RocksDBOptions,
     decode_key,
     encode_key,
     encode_keys,

@@ -12,8 +12,9 @@ import google_crc32c
 import msgpack
 from fuzz.mutator import NUMBERS, mutate
 
+from dstl.options import RocksDBOptions
 from materializer.bases.file_reader import TableFileReader
-from materializer.tables import RocksDBOptions, RocksDBStateTable
+from materializer.tables import RocksDBStateTable
 from worlds.table_changes import changes, put
 
 GROUPS = range(4)

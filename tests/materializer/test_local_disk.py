@@ -15,6 +15,7 @@ import google_crc32c
 import pytest
 
 from dstl.errors import DstlError, Unavailable
+from dstl.options import RocksDBOptions
 from dstl.rpc.fleet_messages import Resume
 from dstl.rpc.messages import FetchMany, OpenAttempt
 from dstl.rpc.protocol import Secret
@@ -26,7 +27,7 @@ from materializer.bases import table_directory
 from materializer.bases.base_cache import BaseCache
 from materializer.bases.table_directory import FileBases
 from materializer.local_disk import Access, listen
-from materializer.tables import RocksDBOptions, RocksDBStateTable
+from materializer.tables import RocksDBStateTable
 from tests.simulation.virtual_time import run_in_virtual_time
 from worlds import service
 from worlds.backend import MAX_PARALLELISM, BackendWorld, rows

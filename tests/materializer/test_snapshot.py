@@ -14,6 +14,7 @@ from hypothesis import given, settings
 
 import materializer.bases.key_group_file as base_file
 from dstl.errors import Closed, CorruptData, Invalid
+from dstl.options import RocksDBOptions
 from materializer.bases import key_group_block
 from materializer.bases.key_group_block import Block
 from materializer.bases.key_group_file import KeyGroupFile, decode_key_group, encode_key_group
@@ -26,7 +27,7 @@ from materializer.bases.key_group_index import (
     seal_index,
     tail_bytes,
 )
-from materializer.tables import ENTRY_SCHEMA, HeapStateTable, RocksDBOptions, StateTable, open_table
+from materializer.tables import ENTRY_SCHEMA, HeapStateTable, StateTable, open_table
 from worlds.table_changes import changes, content, put
 
 KINDS = ["heap", "rocksdb"]

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 from dstl.errors import Invalid
+from dstl.options import RocksDBOptions
 from materializer.restore.restore import LogSizes
-from materializer.tables import RocksDBOptions, RocksDBStateTable
+from materializer.tables import RocksDBStateTable
 from materializer.tables.rocksdb_snapshot import SortedFile
 from worlds.demand import demand
 from worlds.materialization import EAGER, World

@@ -16,6 +16,7 @@ from fuzz.targets import CORPUS
 from dstl.changelog.upload.hedged_put import StoredObject
 from dstl.checkpoint.upkeep.verification import verify_location
 from dstl.errors import CorruptData, Invalid, Unavailable
+from dstl.options import RocksDBOptions
 from dstl.store.memory import MemoryStore
 from dstl.store.sealed import SealedStore
 from handles.key_group import KeyGroupRange
@@ -26,7 +27,7 @@ from materializer.bases.loading import BaseLoad
 from materializer.bases.operator_bases import OperatorBases
 from materializer.bases.table_directory import FileBases, TableIndex, decode_index, encode_index, write_table_files
 from materializer.local_disk import ScratchDirectory
-from materializer.tables import HeapStateTable, RocksDBOptions, RocksDBStateTable, TableKind, open_table, rocksdb_engine
+from materializer.tables import HeapStateTable, RocksDBStateTable, TableKind, open_table, rocksdb_engine
 from tests.simulation.virtual_time import seeded_runtime
 from worlds.materialization import EAGER, OPERATORS, World
 from worlds.restored import fallbacks

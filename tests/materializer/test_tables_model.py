@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from dstl.changelog.change_set import OP_CLEAR, OP_DELETE, OP_PUT
+from dstl.options import RocksDBOptions
 from materializer.bases.key_group_file import decode_key_group, encode_key_group
-from materializer.tables import HeapStateTable, RocksDBOptions, StateTable, TableSnapshot, columns, open_table
+from materializer.tables import HeapStateTable, StateTable, TableSnapshot, columns, open_table
 from worlds.table_changes import changes, content
 
 GROUPS = range(4)

@@ -8,13 +8,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from dstl.errors import Closed, CorruptData, Invalid, Unavailable
-from materializer.tables import RocksDBOptions, RocksDBStateTable, StateTable, columns, open_table
+from dstl.options import RocksDBOptions
+from materializer.tables import RocksDBStateTable, StateTable, columns, open_table
+from materializer.tables.rocksdb_engine import write_buffer_for
 from worlds.table_changes import changes, delete, put
 from worlds.table_contract import TableContract
 
@@ -285,9 +287,23 @@ def test_memory_stays_within_the_options(tmp_path: Path) -> None:
         assert held <= SMALL.max_write_buffers * SMALL.write_buffer_bytes * 1.5
 
 
+def test_tables_of_one_process_share_a_block_cache(tmp_path: Path) -> None:
+    """One for each operator took 256 MiB of every one of them, and nobody could set less."""
+    options = RocksDBOptions(block_cache_bytes=3 << 20, write_buffer_bytes=64 << 10, compression="none")
+    with ExitStack() as stack:
+        tables = [stack.enter_context(closing(RocksDBStateTable(tmp_path / f"{n}", options))) for n in range(3)]
+        for table in tables:
+            _large(table, 0, 5_000, os.urandom(40))
+            table.snapshot().close()
+            table.get_many(0, [1] * 625, [b"%08d" % n for n in range(1, 5_000, 8)])
+        held = {table._db.property_int_value("rocksdb.block-cache-usage") for table in tables}
+        assert len(held) == 1, "each has its own"
+        assert 1 << 20 < held.pop() <= options.block_cache_bytes * 1.1
+
+
 def test_a_small_state_has_a_small_write_buffer() -> None:
     """Files in front of the merged ones are space: six of 32 MB made a state of 30 MB five times as large."""
     options = RocksDBOptions()
     sizes = [0, 1 << 20, 64 << 20, 128 << 20, 1 << 30, 1 << 40]
-    assert [options.write_buffer_for(size) >> 20 for size in sizes] == [4, 4, 8, 16, 32, 32]
-    assert RocksDBOptions(write_buffer_bytes=1 << 20).write_buffer_for(1 << 40) == 1 << 20
+    assert [write_buffer_for(options, size) >> 20 for size in sizes] == [4, 4, 8, 16, 32, 32]
+    assert write_buffer_for(RocksDBOptions(write_buffer_bytes=1 << 20), 1 << 40) == 1 << 20

@@ -16,10 +16,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from dstl.options import RocksDBOptions
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.task_manager import table_directory, table_opener
 from materializer.local_disk import Access, listen
-from materializer.tables import RocksDBOptions, RocksDBStateTable, StateTable
+from materializer.tables import RocksDBStateTable, StateTable
 from tests.simulation.faults import FaultKind, FaultPlan
 from tests.simulation.process import Process
 from tests.simulation.scratch import make_directory

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from dstl.cli.checkpoints import app as checkpoints_cli
 from dstl.errors import Closed, Invalid, UserCodeError
-from dstl.options import BatchingOptions, CheckpointOptions
+from dstl.options import BatchingOptions, CheckpointOptions, RocksDBOptions
 from dstl.spark import StateBackend
 
 OUTPUT = "k string, n long"
@@ -77,6 +77,7 @@ class BadDeclaration(Counts):
         ({"task_managers": True}, "task_managers=True is not a whole number"),
         ({"table": "rocks"}, "table='rocks' is not one of 'heap', 'rocksdb'; did you mean 'rocksdb'"),
         ({"table": None}, "table=None is not one of 'heap', 'rocksdb'"),
+        ({"rocksdb": RocksDBOptions()}, "rocksdb= has no effect with table='heap': give table='rocksdb' too"),
         ({"batching": {}}, r"batching= is dict: give BatchingOptions\(\.\.\.\)"),
         ({"s3": BatchingOptions()}, r"s3= is BatchingOptions: give S3Options\(\.\.\.\)"),
         ({"cluster": "driver:7078"}, r"cluster= is str: give ClusterOptions\(\.\.\.\)"),

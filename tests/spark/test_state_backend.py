@@ -16,7 +16,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from dstl.checkpoint.report import CheckpointReport
 from dstl.errors import UserCodeError
 from dstl.files.inspection import roll_back
-from dstl.options import BatchingOptions, ClusterOptions
+from dstl.options import BatchingOptions, ClusterOptions, RocksDBOptions
 from dstl.runtime import system_runtime
 from dstl.spark import StateBackend, cause
 from dstl.store import open_store
@@ -69,6 +69,20 @@ def test_a_second_backend_at_the_port_of_one_that_was_closed_is_called_by_the_sa
         with home.backend(parallelism=2, cluster=cluster) as backend:
             source.drain(totals(backend, source.read()), backend)
     assert {row[0]: row[1:] for row in source.output(TOTAL) if row[2] == 3} == expected_totals(3)
+
+
+def test_options_of_rocksdb_reach_its_tables(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They did not, from anywhere: the defaults were all that there was."""
+    scratch = home.path / "t"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    source = home.stream()
+    source.add(rows_of_batch(0))
+    options = RocksDBOptions(block_bytes=4 << 10, max_write_buffers=5)
+    with home.backend(parallelism=2, table="rocksdb", rocksdb=options) as backend:
+        source.drain(totals(backend, source.read()), backend)
+        (written,) = {path.read_text() for path in scratch.rglob("OPTIONS-*")}
+    assert {"block_size=4096", "max_write_buffer_number=5"} <= {line.strip() for line in written.splitlines()}
 
 
 def test_two_operators_and_a_source_without_new_data_checkpoint_together(home: Home) -> None:
