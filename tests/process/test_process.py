@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -351,17 +352,19 @@ async def test_a_detached_one_outlives_its_launcher_and_ends_with_its_coordinato
 
 
 def test_one_that_ends_before_it_is_told_anything_breaks_nothing_of_its_launcher(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """That it does not register is reported by who waits for it."""
+    reads = tmp_path / "reads"
 
     class Late(LaunchSpec):
         def to_line(self) -> bytes:
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-            assert ended is not None
+            reads.touch()
+            while reads.exists():
+                time.sleep(0.001)
             return super().to_line()
 
-    monkeypatch.setattr(launch_spec, "_COMMAND", ["true"])
+    monkeypatch.setattr(launch_spec, "_COMMAND", ["sh", "-c", f"exec <&- 2>&-; until rm {reads}; do sleep 0.01; done"])
     spec = Late("early", None, Secret(CANARY))
     TaskManagerProcess(spec).stop()
     assert launch_detached(spec) > 0
