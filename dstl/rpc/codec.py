@@ -54,11 +54,13 @@ class Call(Message, Generic[R]):
 
     Attributes:
         name: The call, as a frame names it: the class's name in small letters, unless the class says another.
+        reply: The class of its reply: what ``Call``, or a base of it, is derived with.
         role: In which capacity a peer may make it, as the class or its base says; None: in any.
     """
 
     __slots__ = ()
     name: ClassVar[str]
+    reply: ClassVar[Any]
     role: ClassVar[Role | None] = None
 
     def __init_subclass__(cls, *, name: str = "", role: Role | None = None) -> None:
@@ -67,6 +69,9 @@ class Call(Message, Generic[R]):
             cls.name = name or re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
         if role is not None:
             cls.role = role
+        for base in cls.__dict__.get("__orig_bases__", ()):
+            if issubclass(typing.get_origin(base) or object, Call):
+                (cls.reply,) = typing.get_args(base)
 
 
 def encode_message(message: Message) -> tuple[dict[str, Any], Payload]:
@@ -91,18 +96,8 @@ def decode_message(kind: type[_M], header: dict[str, Any], payload: memoryview) 
 
 def reply_of(kind: type[Call[R]]) -> type[R]:
     """Return the class of a call's reply."""
-    found: type[R] = _reply_of(kind)
+    found: type[R] = kind.reply
     return found
-
-
-def _find_reply(kind: type[Any]) -> Any:
-    for base in kind.__dict__.get("__orig_bases__", ()):
-        if issubclass(typing.get_origin(base) or object, Call):
-            return typing.get_args(base)[0]
-    raise TypeError(f"{kind.__name__} does not say which reply it has: derive it from Call[...]")
-
-
-_reply_of: Callable[[Any], Any] = cache(_find_reply)
 
 
 class _Wrong(Exception):
@@ -145,9 +140,8 @@ class _Shape:
         self._names = names[: len(names) - len(payloads)]
         self._types = [_type_of(hints[name]) for name in self._names]
         self._converted = [(n, t.encode) for n, t in zip(self._names, self._types, strict=True) if t.encode]
-        plain = self._names
         self._get: Callable[[Any], Any] = (
-            attrgetter(*plain) if len(plain) > 1 else lambda m: [getattr(m, n) for n in plain]
+            attrgetter(*self._names) if len(self._names) > 1 else lambda m: [getattr(m, n) for n in self._names]
         )
 
     def encode(self, message: Any) -> tuple[dict[str, Any], Payload]:

@@ -1,14 +1,10 @@
-"""Calls about the files of a checkpoint directory: of Spark's JVMs, of the hosts' file services, of their coordinator.
-
-A path is a whole ``dstl://`` URI. ``run`` is the run of the streaming query that the caller works for; empty where it
-works for none.
-"""
+"""Calls about files of checkpoint directories: of Spark's JVMs, of the hosts' file services, of their coordinator."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dstl.rpc.codec import Call, Message, Payload
+from dstl.rpc.codec import Call, Message, Payload, R
 from dstl.rpc.fleet_messages import PersistedFile, PersistedSegment
 from dstl.rpc.handshake import Role
 from dstl.rpc.messages import Done, Fetched
@@ -16,12 +12,23 @@ from handles.file_record import FileEntry
 
 
 @dataclass(frozen=True, slots=True)
-class PutFile(Call[Done], role=Role.WORKER):
+class PathCall(Call[R]):
+    """A call about a path.
+
+    Attributes:
+        path: A whole ``dstl://`` URI.
+        run: The run of the streaming query that the caller works for; empty where it works for none.
+    """
+
+    path: str
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class PutFile(PathCall[Done], role=Role.WORKER):
     """A file is whole. A barrier is durable when this returns, and so is everything before it.
 
     Attributes:
-        path: Its name.
-        run: Whose it is.
         attempt: The task's attempt; negative where no task wrote it.
         overwrite: It may take another's place.
         token: Names what :class:`StagePart` has brought; empty for none.
@@ -29,8 +36,6 @@ class PutFile(Call[Done], role=Role.WORKER):
         content: Its bytes, or those behind the staged ones.
     """
 
-    path: str
-    run: str
     attempt: int
     overwrite: bool
     token: str
@@ -50,11 +55,8 @@ class StagePart(Call[Done], role=Role.WORKER):
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteFile(Call[Done], role=Role.WORKER):
+class DeleteFile(PathCall[Done], role=Role.WORKER):
     """A file, or all files of a directory, are gone; durable with the next barrier."""
-
-    path: str
-    run: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +75,8 @@ class FileStat(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class StatFile(Call[FileStat]):
+class StatFile(PathCall[FileStat]):
     """Asks whether a path is a file or a directory."""
-
-    path: str
-    run: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +91,8 @@ class BatchStat(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class StatBatch(Call[BatchStat], role=Role.WORKER):
-    """The driver's JVM asks about a batch before it puts the commit of it into a backend's log.
-
-    Attributes:
-        path: The commit's file.
-        run: Whose batch it is.
-    """
-
-    path: str
-    run: str
+class StatBatch(PathCall[BatchStat], role=Role.WORKER):
+    """The driver's JVM asks about a batch, by the path of its commit, before it puts that into a backend's log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +109,14 @@ class FileList(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class ListFiles(Call[FileList]):
+class ListFiles(PathCall[FileList]):
     """Asks for the files and directories in a directory."""
-
-    path: str
-    run: str
 
 
 @dataclass(frozen=True, slots=True)
-class ReadFile(Call[Fetched], role=Role.WORKER):
+class ReadFile(PathCall[Fetched], role=Role.WORKER):
     """Asks for bytes of a file; those that are there are returned."""
 
-    path: str
-    run: str
     offset: int
     length: int
 
@@ -147,11 +133,8 @@ class FoundFile(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class FindFile(Call[FoundFile], role=Role.TASK_MANAGER):
+class FindFile(PathCall[FoundFile], role=Role.TASK_MANAGER):
     """A host asks its coordinator where a file lies."""
-
-    path: str
-    run: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -315,16 +315,13 @@ class StateClient:
 
     def _send_unseen(self, owner: int, message: Call[Done]) -> None:
         """Send a request whose reply is looked at later; what is known of those before is looked at now."""
-        unseen = self._unseen[owner]
-        while unseen and unseen[0].is_done:
-            unseen[0].result()
-            unseen.popleft()
-        unseen.append(self._send(owner, message))
+        self._see(owner, waiting=False)
+        self._unseen[owner].append(self._send(owner, message))
 
-    def _see(self, owner: int) -> None:
+    def _see(self, owner: int, *, waiting: bool = True) -> None:
         """Look at the replies that were not waited for; one that is an error stays, and is raised every time."""
         unseen = self._unseen[owner]
-        while unseen:
+        while unseen and (waiting or unseen[0].is_done):
             unseen[0].result()
             unseen.popleft()
 

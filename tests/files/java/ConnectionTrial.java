@@ -41,7 +41,7 @@ public final class ConnectionTrial {
         if (path.equals("part")) {
           Service.stage(lease, "token", ByteBuffer.allocate(1));
         } else {
-          Service.call(path, "stat_file", java.util.Map.of("path", path, "run", "run"), ByteBuffer.allocate(0));
+          Service.call("stat_file", java.util.Map.of("path", path, "run", "run"), ByteBuffer.allocate(0));
         }
         System.out.println("answered");
       } catch (IOException error) {

@@ -12,7 +12,6 @@ import org.apache.spark.sql.execution.datasources.v2.V2CommandExec;
 import org.apache.spark.sql.execution.streaming.operators.stateful.StateStoreWriter;
 import org.apache.spark.sql.execution.streaming.runtime.IncrementalExecution;
 import org.apache.spark.sql.execution.streaming.runtime.StreamExecution;
-import scala.jdk.javaapi.CollectionConverters;
 
 /**
  * A batch that Spark is about to commit. Its state must be whole: what tasks put is as durable as the commit and not
@@ -53,12 +52,11 @@ final class CommittedBatch {
   }
 
   private static IncrementalExecution executionOf(String run) {
-    for (StreamExecution each : SparkSession.active().sharedState().activeStreamingQueries().values()) {
-      if (each.runId().equals(UUID.fromString(run))) {
-        return each.lastExecution();
-      }
-    }
-    return null;
+    return SparkSession.active().sharedState().activeStreamingQueries().values().stream()
+        .filter(each -> each.runId().equals(UUID.fromString(run)))
+        .findFirst()
+        .map(StreamExecution::lastExecution)
+        .orElse(null);
   }
 
   private static boolean lacksTasks(Path commit, String run) throws IOException {
@@ -68,15 +66,8 @@ final class CommittedBatch {
   }
 
   private static boolean lacksTasks(SparkPlan plan) {
-    if (plan instanceof StateStoreWriter writer
-        && plan.longMetric(STORES).value() < writer.getStateInfo().numPartitions()) {
-      return true;
-    }
-    for (SparkPlan each : CollectionConverters.asJava(plan.children())) {
-      if (lacksTasks(each)) {
-        return true;
-      }
-    }
-    return false;
+    return plan.exists(
+        each -> each instanceof StateStoreWriter writer
+            && each.longMetric(STORES).value() < writer.getStateInfo().numPartitions());
   }
 }

@@ -335,15 +335,11 @@ final class Connection implements Closeable {
       silent = moved == seen ? silent + 1 : 0;
       seen = moved;
       if (silent >= LOOKS) {
-        giveUp();
+        // First: who waits for the answer is woken by the close, before this task counts as done.
+        isLate = true;
+        close();
       }
     }
-  }
-
-  private void giveUp() {
-    // First: who waits for the answer is woken by the close, before this task counts as done.
-    isLate = true;
-    close();
   }
 
   private static ScheduledThreadPoolExecutor watchdog() {

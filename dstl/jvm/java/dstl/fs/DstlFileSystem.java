@@ -80,11 +80,6 @@ public final class DstlFileSystem extends FileSystem {
   }
 
   @Override
-  public int getDefaultPort() {
-    return -1;
-  }
-
-  @Override
   public Path getWorkingDirectory() {
     return workingDirectory;
   }
@@ -281,7 +276,6 @@ public final class DstlFileSystem extends FileSystem {
   private void put(Path target, Written written, boolean overwrite) throws IOException {
     try {
       Service.call(
-          target.toString(),
           "put_file",
           Map.of(
               "path", target.toString(),

@@ -27,11 +27,6 @@ public final class DstlFs extends DelegateToFileSystem {
     this.files = files;
   }
 
-  @Override
-  public int getUriDefaultPort() {
-    return -1;
-  }
-
   /** Create a file; its directories need not be there. */
   @Override
   public FSDataOutputStream createInternal(

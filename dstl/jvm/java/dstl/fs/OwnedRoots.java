@@ -1,5 +1,6 @@
 package dstl.fs;
 
+import java.util.Comparator;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 
@@ -28,13 +29,11 @@ public final class OwnedRoots {
   /** Return who serves a path, or null for one that belongs to no StateBackend of this driver. */
   static ConnectionPool of(String path) {
     String below = plain(path);
-    String longest = "";
-    for (String root : OWNERS.keySet()) {
-      if (root.length() > longest.length() && (below.equals(root) || below.startsWith(root + "/"))) {
-        longest = root;
-      }
-    }
-    return OWNERS.get(longest);
+    return OWNERS.keySet().stream()
+        .filter(root -> below.equals(root) || below.startsWith(root + "/"))
+        .max(Comparator.comparingInt(String::length))
+        .map(OWNERS::get)
+        .orElse(null);
   }
 
   /** Hadoop's paths of no authority have one slash, a root's URI three. */

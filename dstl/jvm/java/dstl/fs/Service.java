@@ -34,14 +34,12 @@ public final class Service {
    * @param isCoordinator a run of a query ends with the service that it has begun with: what tasks have put into a
    *     coordinator that has ended is lost, and no other one knows of it
    */
-  public static void use(Locator found, boolean isCoordinator) {
-    synchronized (Service.class) {
-      locator = found;
-      drop();
-      unanswering = null;
-      remembersRuns = isCoordinator;
-      RUNS.clear();
-    }
+  public static synchronized void use(Locator found, boolean isCoordinator) {
+    locator = found;
+    drop();
+    unanswering = null;
+    remembersRuns = isCoordinator;
+    RUNS.clear();
   }
 
   /** Say with which {@code spark.dstl.*} settings, without that prefix, the application has started; null: it ends. */
@@ -70,7 +68,7 @@ public final class Service {
   }
 
   static Connection.Reply call(String name, Map<String, Object> fields) throws IOException {
-    return call((String) fields.get("path"), name, fields, ByteBuffer.allocate(0));
+    return call(name, fields, ByteBuffer.allocate(0));
   }
 
   /** Return a connection for the parts of one file: they are its service's for as long as it is open. */
@@ -92,10 +90,7 @@ public final class Service {
     try {
       lease.call("stage_part", Map.of("token", token), content);
     } catch (Connection.Late error) {
-      ConnectionPool known;
-      synchronized (Service.class) {
-        known = pool;
-      }
+      ConnectionPool known = known();
       if (known != null && known.address().socket().equals(lease.where())) {
         giveUp(known);
       }
@@ -103,16 +98,16 @@ public final class Service {
     }
   }
 
-  /** Send a request to the service of a path, and return its reply. */
-  static Connection.Reply call(String path, String name, Map<String, Object> fields, ByteBuffer content)
-      throws IOException {
-    ConnectionPool owned = path == null ? null : OwnedRoots.of(path);
+  /** Send a request to the service of its path, or to this host's, and return its reply. */
+  static Connection.Reply call(String name, Map<String, Object> fields, ByteBuffer content) throws IOException {
+    ConnectionPool owned = fields.get("path") instanceof String path ? OwnedRoots.of(path) : null;
     if (owned != null) {
       try {
         return owned.call(name, fields, content);
       } catch (Connection.Ended error) {
-        throw new IOException("dstl.errors.Closed: the StateBackend of " + path + " does not answer: close() it behind"
-            + " the end of its query; define a query anew with a new one (" + error.getMessage() + ")", error);
+        throw new IOException("dstl.errors.Closed: the StateBackend of " + fields.get("path") + " does not answer:"
+            + " close() it behind the end of its query; define a query anew with a new one (" + error.getMessage()
+            + ")", error);
       }
     }
     ConnectionPool known = located(null);
@@ -140,10 +135,7 @@ public final class Service {
 
   /** Tell the coordinator that a run of a query has ended. */
   public static void ended(String run) {
-    ConnectionPool known;
-    synchronized (Service.class) {
-      known = pool;
-    }
+    ConnectionPool known = known();
     if (known == null) {
       return;
     }
@@ -171,31 +163,31 @@ public final class Service {
     }
   }
 
-  private static ConnectionPool located(Address lost) throws IOException {
+  private static synchronized ConnectionPool located(Address lost) throws IOException {
     Locator found = locator;
     if (found == null) {
       throw new IOException(
           "dstl:// needs its plugin: set spark.plugins=dstl.spark.DstlPlugin and spark.jars to what"
               + " dstl.spark.jar_path() prints, before the session is made");
     }
-    synchronized (Service.class) {
-      if (pool == null || pool.address() == lost) {
-        drop();
-        pool = new ConnectionPool(found.locate(lost == null ? unanswering : lost));
-        unanswering = null;
-      }
-      return pool;
+    if (pool == null || pool.address() == lost) {
+      drop();
+      pool = new ConnectionPool(found.locate(lost == null ? unanswering : lost));
+      unanswering = null;
     }
+    return pool;
   }
 
   /** Let the next call find another process: one that hangs would hold it up as it did this one. */
-  private static void giveUp(ConnectionPool late) {
-    synchronized (Service.class) {
-      if (pool == late) {
-        unanswering = late.address();
-        drop();
-      }
+  private static synchronized void giveUp(ConnectionPool late) {
+    if (pool == late) {
+      unanswering = late.address();
+      drop();
     }
+  }
+
+  private static synchronized ConnectionPool known() {
+    return pool;
   }
 
   private static void drop() {

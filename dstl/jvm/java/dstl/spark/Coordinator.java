@@ -6,8 +6,10 @@ import dstl.fs.Service;
 import java.io.Closeable;
 import java.io.IOException;
 import java.security.SecureRandom;
+import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.Map;
+import java.util.stream.Collectors;
 import org.apache.spark.SparkConf;
 import scala.Tuple2;
 
@@ -70,10 +72,6 @@ final class Coordinator implements Closeable {
 
   /** Return the settings of DSTL, by their names behind {@code spark.dstl.}. */
   Map<String, String> options() {
-    Map<String, String> options = new LinkedHashMap<>();
-    for (Tuple2<String, String> each : conf.getAllWithPrefix("spark.dstl.")) {
-      options.put(each._1(), each._2());
-    }
-    return options;
+    return Arrays.stream(conf.getAllWithPrefix("spark.dstl.")).collect(Collectors.toMap(Tuple2::_1, Tuple2::_2));
   }
 }

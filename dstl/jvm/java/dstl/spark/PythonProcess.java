@@ -1,18 +1,16 @@
 package dstl.spark;
 
 import dstl.fs.Msgpack;
-import java.io.BufferedReader;
 import java.io.Closeable;
 import java.io.IOException;
-import java.io.InputStreamReader;
 import java.io.InterruptedIOException;
 import java.io.OutputStream;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.util.Base64;
 import java.util.Map;
-import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
+import java.util.concurrent.FutureTask;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import org.apache.spark.SparkConf;
@@ -55,8 +53,8 @@ final class PythonProcess implements Closeable {
     } catch (IOException error) {
       // It has ended already, and its exit is reported below.
     }
-    CompletableFuture<String> line = new CompletableFuture<>();
-    Thread reader = new Thread(() -> readLine(line), "dstl-files-start");
+    FutureTask<String> line = new FutureTask<>(process.inputReader(StandardCharsets.US_ASCII)::readLine);
+    Thread reader = new Thread(line, "dstl-files-start");
     reader.setDaemon(true);
     reader.start();
     String said;
@@ -129,15 +127,6 @@ final class PythonProcess implements Closeable {
       return Msgpack.unpack(ByteBuffer.wrap(Base64.getDecoder().decode(line)));
     } catch (IllegalArgumentException | IOException error) {
       return null;
-    }
-  }
-
-  private void readLine(CompletableFuture<String> line) {
-    try {
-      line.complete(
-          new BufferedReader(new InputStreamReader(process.getInputStream(), StandardCharsets.US_ASCII)).readLine());
-    } catch (IOException error) {
-      line.completeExceptionally(error);
     }
   }
 
