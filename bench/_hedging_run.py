@@ -12,9 +12,8 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from dstl.changelog.upload.hedged_put import StoredObject
 from dstl.changelog.upload.hedging import HedgePolicy
-from dstl.changelog.upload.uploader import Uploader
+from dstl.changelog.upload.uploader import StoredObject, Uploader
 from dstl.errors import ObjectNotFound
 from dstl.metrics import NullRecorder
 from dstl.options import HedgingOptions, UploadOptions

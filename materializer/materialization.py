@@ -11,8 +11,7 @@ import google_crc32c
 import numpy as np
 
 from dstl.changelog.object_names import SegmentNames
-from dstl.changelog.upload.hedged_put import StoredObject
-from dstl.changelog.upload.uploader import Uploader
+from dstl.changelog.upload.uploader import StoredObject, Uploader
 from dstl.crash_points import reach
 from dstl.options import MaterializationOptions
 from dstl.runtime import call_in_thread

@@ -14,8 +14,7 @@ from dstl.changelog.ledger import LogLedger
 from dstl.changelog.log_segment import InlineSegment
 from dstl.changelog.object_names import SegmentNames
 from dstl.changelog.segment.encoder import EncodedBlocks, encode_blocks, encode_segment, segment_checksum
-from dstl.changelog.upload.hedged_put import StoredObject, Upload
-from dstl.changelog.upload.uploader import Uploader
+from dstl.changelog.upload.uploader import StoredObject, Upload, Uploader
 from dstl.changelog.writer import StateChangelogWriter, WriterHost
 from dstl.crash_points import reach
 from dstl.metrics import Recorder

@@ -69,7 +69,7 @@ def _bound(constraint: Any) -> str:
     signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
     for name, sign in signs.items():
         if hasattr(constraint, name):
-            return f"{sign} {getattr(constraint, name)}"
+            return f"{sign} {getattr(constraint, name):g}"
     return ""
 
 

@@ -183,8 +183,7 @@ class RocksDBOptions(BaseModel, frozen=True, extra="forbid"):
     compaction; smaller: shorter flush in a snapshot's synchronous part (about 3 ms per MB)."""
 
     max_write_buffers: int = Field(default=3, ge=2)
-    """Write buffers at once; when all are full, writes wait for a flush (Flink ``writebuffer.count``, 2). More: rides
-    out a longer flush; fewer: less memory."""
+    """Write buffers at once; when all are full, writes wait for a flush (Flink ``writebuffer.count``, 2)."""
 
     target_file_bytes: int = Field(default=32 << 20, ge=64 << 10)
     """Size of a file after compaction (Flink ``compaction.level.target-file-size-base``, 64 MB). Smaller: a change

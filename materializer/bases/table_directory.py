@@ -29,7 +29,7 @@ import google_crc32c
 import zstandard
 from pydantic_core import from_json
 
-from dstl.changelog.upload.hedged_put import StoredObject
+from dstl.changelog.upload.uploader import StoredObject
 from dstl.errors import CorruptData, Invalid, MissingState, Unavailable
 from dstl.runtime import Runtime, all_of, call_in_thread
 from dstl.store.base import ByteRange, ObjectStore

@@ -13,7 +13,7 @@ import pytest
 from fuzz import rocksdb_files
 from fuzz.targets import CORPUS
 
-from dstl.changelog.upload.hedged_put import StoredObject
+from dstl.changelog.upload.uploader import StoredObject
 from dstl.checkpoint.upkeep.verification import verify_location
 from dstl.errors import CorruptData, Invalid, Unavailable
 from dstl.options import RocksDBOptions

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
-
 from dstl.changelog.change_set import META_KEY_GROUP
 from dstl.changelog.segment.encoder import segment_checksum
 from dstl.changelog.segment.reader import decode_segment, verify_segment
@@ -141,8 +139,15 @@ def dump_segment(
         is_meta = key_group == META_KEY_GROUP
         if log_id not in (None, log) or not (is_meta or key_groups is None or key_group in key_groups):
             continue
-        for row in _rows(batch):
-            yield {"log_id": log, "sqn": sqn, "key_group": None if is_meta else key_group} | row
+        for row in batch.to_pylist():
+            yield {
+                "log_id": log,
+                "sqn": sqn,
+                "key_group": None if is_meta else key_group,
+                "op": _OPS[row["op"]],
+                "state": row["state"],
+                **{name: row[name].hex() for name in ("key", "user_key", "value")},
+            }
 
 
 def parse_key_groups(text: str) -> KeyGroupRange:
@@ -156,17 +161,6 @@ def parse_key_groups(text: str) -> KeyGroupRange:
         return KeyGroupRange(int(first), int(last if dash else first))
     except ValueError:
         raise Invalid(f"not a range of key groups: {text!r}; write 7 or 0-15") from None
-
-
-def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, object]]:
-    for row in batch.to_pylist():
-        yield {
-            "op": _OPS[row["op"]],
-            "state": row["state"],
-            "key": row["key"].hex(),
-            "user_key": row["user_key"].hex(),
-            "value": row["value"].hex(),
-        }
 
 
 def _key_groups(first: int, last: int) -> str:

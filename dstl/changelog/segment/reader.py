@@ -12,7 +12,7 @@ import google_crc32c
 import pyarrow as pa
 
 from dstl.changelog.change_set import META_KEY_GROUP
-from dstl.changelog.segment.block_codec import decode_block
+from dstl.changelog.segment.block_codec import Block, decode_block
 from dstl.changelog.segment.index import (
     HEADER_SIZE,
     TRAILER_SIZE,
@@ -52,9 +52,8 @@ def verify_segment(data: bytes, where: str) -> SegmentIndex:
         Invalid: Another major format version wrote it.
     """
     index = parse_index(data, where)
-    for log in index.logs:
-        for entry in log.blocks:
-            decode_block(_stored_bytes(data, entry), entry, log.sqns.from_sqn, where)
+    for _ in _decoded(data, index, where):
+        pass
     return index
 
 
@@ -68,16 +67,17 @@ def decode_segment(data: bytes, where: str) -> Iterator[tuple[str, SequenceNumbe
         CorruptData: Before anything was yielded: the bytes are not what was written.
         Invalid: Another major format version wrote it.
     """
-    index = verify_segment(data, where)
+    for log_id, block in _decoded(data, verify_segment(data, where), where):
+        for key_group, sqn, batch in block.slices():
+            yield log_id, sqn, key_group, batch
+
+
+def _decoded(data: bytes, index: SegmentIndex, where: str) -> Iterator[tuple[str, Block]]:
+    """Yield the blocks of a whole segment, each checked and decoded, and their logs."""
     for log in index.logs:
         for entry in log.blocks:
-            block = decode_block(_stored_bytes(data, entry), entry, log.sqns.from_sqn, where)
-            for key_group, sqn, batch in block.slices():
-                yield log.log_id, sqn, key_group, batch
-
-
-def _stored_bytes(data: bytes, entry: BlockEntry) -> bytes:
-    return data[entry.offset : entry.offset + entry.length]
+            stored = data[entry.offset : entry.offset + entry.length]
+            yield log.log_id, decode_block(stored, entry, log.sqns.from_sqn, where)
 
 
 _RECORD_BYTES = 16  # of offsets and numbers that a decoded change takes beside its raw bytes
