@@ -206,16 +206,9 @@ class CheckpointDeclined(DstlError):
     """A checkpoint failed or timed out; its changes are still held. Operator action: let the batch run again."""
 
 
-_BY_NAME: dict[str, type[DstlError]] = {}
-
-
-def _register(kind: type[DstlError]) -> None:
-    _BY_NAME[kind.__name__] = kind
-    for child in kind.__subclasses__():
-        _register(child)
-
-
-_register(DstlError)
+_BY_NAME: dict[str, type[DstlError]] = {
+    name: kind for name, kind in list(globals().items()) if isinstance(kind, type) and issubclass(kind, DstlError)
+}
 
 
 @contextmanager

@@ -10,23 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from handles.key_group import MAX_MAX_PARALLELISM
-from handles.materialized_handle import MaterializedStateHandle, OperatorUid, WithKeyGroups, generations_of
+from handles.materialized_handle import (
+    Count,
+    Frozen,
+    MaterializedStateHandle,
+    OperatorUid,
+    WithKeyGroups,
+    generations_of,
+)
 from handles.segment_handle import INITIAL_SQN, SegmentHandle, SequenceNumberRange
 
 CheckpointId = int
 """The number of the checkpoint's manifest in the manifest log: dense, growing, never reused."""
 
-_Count = Annotated[int, Field(ge=0)]
 
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
-
-
-class OperatorEntry(_Frozen):
+class OperatorEntry(Frozen):
     """One stateful operator of the query.
 
     Attributes:
@@ -58,7 +59,7 @@ class LogEntry(WithKeyGroups):
 
     log_id: str
     operator: OperatorUid
-    from_sqn: _Count = 0
+    from_sqn: Count = 0
 
 
 class SegmentEntry(WithKeyGroups):
@@ -74,9 +75,9 @@ class SegmentEntry(WithKeyGroups):
             and are part of a base of this one or a later one. 0, unknown, only where there is no base at all.
     """
 
-    segment: tuple[str, _Count, _Count, _Count]
-    ranges: tuple[tuple[_Count, _Count, _Count], ...]
-    checkpoint: _Count = 0
+    segment: tuple[str, Count, Count, Count]
+    ranges: tuple[tuple[Count, Count, Count], ...]
+    checkpoint: Count = 0
 
     def objects(self) -> Iterator[str]:
         """Yield the name of the object that the entry needs."""
@@ -99,10 +100,10 @@ class TruncatedEntry(WithKeyGroups):
     """
 
     operator: OperatorUid
-    checkpoint: _Count
+    checkpoint: Count
 
 
-class BatchState(_Frozen):
+class BatchState(Frozen):
     """The state of a query behind a batch: what a checkpoint and a savepoint of it have in common.
 
     Attributes:
@@ -163,12 +164,12 @@ class CompletedCheckpoint(BatchState):
     run_id: str
     parent: CheckpointId | None = None
     held_since_ms: int | None = None
-    sequence_base: _Count = 0
+    sequence_base: Count = 0
     materialized: tuple[MaterializedStateHandle, ...] = ()
     truncated: tuple[TruncatedEntry, ...] = ()
     logs: tuple[LogEntry, ...] = ()
     segments: tuple[SegmentEntry, ...] = ()
-    logged_at: tuple[tuple[_Count, _Count], ...] = ()
+    logged_at: tuple[tuple[Count, Count], ...] = ()
 
     @model_validator(mode="after")
     def _covered(self) -> CompletedCheckpoint:

@@ -28,7 +28,7 @@ from handles.operator_uid import GRAMMAR
 OperatorUid = Annotated[str, Field(pattern=f"^{GRAMMAR}$")]
 """An operator's uid."""
 
-_Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0)]
 _FileId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}-[0-9]{1,20}\.sst$")]
 
 
@@ -44,8 +44,8 @@ class TableFile(NamedTuple):
 
     id: _FileId
     name: str
-    size: _Count
-    checksum: _Count
+    size: Count
+    checksum: Count
 
     @property
     def file_name(self) -> str:
@@ -53,7 +53,13 @@ class TableFile(NamedTuple):
         return self.id.partition("-")[2]
 
 
-class MaterializedStateHandle(BaseModel):
+class Frozen(BaseModel):
+    """A value of a checkpoint: it has no other fields, and none that changes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MaterializedStateHandle(Frozen):
     """Key groups of one operator in one base file that are all valid at the same checkpoint.
 
     Attributes:
@@ -70,15 +76,13 @@ class MaterializedStateHandle(BaseModel):
             for a base file of key groups.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     operator: OperatorUid
-    materialization_id: _Count
-    checkpoint: _Count
+    materialization_id: Count
+    checkpoint: Count
     name: str
-    size: _Count
-    checksum: _Count
-    parts: tuple[tuple[_Count, _Count, _Count], ...]
+    size: Count
+    checksum: Count
+    parts: tuple[tuple[Count, Count, Count], ...]
     files: tuple[TableFile, ...] = ()
 
     @model_validator(mode="after")
@@ -106,10 +110,8 @@ class MaterializedStateHandle(BaseModel):
             yield file.name, file.size
 
     def objects(self) -> Iterator[str]:
-        """Yield the names of the objects that the handle needs."""
-        yield self.name
-        for file in self.files:
-            yield file.name
+        """Return the names of the objects that the handle needs."""
+        return (name for name, _ in self.sizes())
 
     def bases(self) -> Iterator[KeyGroupBase]:
         """Yield the parts one by one."""
@@ -136,7 +138,7 @@ class KeyGroupBase:
     length: int
 
 
-class WithKeyGroups(BaseModel):
+class WithKeyGroups(Frozen):
     """A part of a checkpoint that is of some neighbouring key groups.
 
     Attributes:
@@ -144,9 +146,8 @@ class WithKeyGroups(BaseModel):
         last_key_group: The highest, included.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    first_key_group: _Count
-    last_key_group: _Count
+    first_key_group: Count
+    last_key_group: Count
 
     @property
     def key_groups(self) -> KeyGroupRange:
@@ -174,9 +175,9 @@ class MaterializationReport(WithKeyGroups):
     """
 
     operator: OperatorUid
-    checkpoint: _Count
+    checkpoint: Count
     handles: tuple[MaterializedStateHandle, ...] = ()
-    unchanged: tuple[tuple[_Count, _Count], ...] = ()
+    unchanged: tuple[tuple[Count, Count], ...] = ()
     damaged: tuple[str, ...] = ()
     reused: tuple[str, ...] = ()
 

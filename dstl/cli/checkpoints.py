@@ -66,15 +66,24 @@ def verify(location: console.Location, endpoint_url: console.EndpointUrl = None)
     return console.Answer(_describe(*told), lambda: _show_verification(*told), not done.problems)
 
 
-_WATCHED: dict[str, Callable[[dict[str, Any]], str]] = {
-    "checkpoint": lambda row: str(row["checkpoint_id"]),
-    "batch": lambda row: str(row["batch_id"]),
-    "made": lambda row: time_text(row["created_at"])[11:],
-    "after": lambda row: "-" if row["seconds_since_previous"] is None else f"{row['seconds_since_previous']:.1f} s",
+_COLUMNS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "checkpoint": lambda row: row["checkpoint_id"],
+    "batch": lambda row: row["batch_id"],
+    "age": lambda row: age_text(row["age_s"]),
+    "after": lambda row: "-" if row["seconds_since_previous"] is None else age_text(row["seconds_since_previous"]),
     "new": lambda row: size_text(row["new_bytes"]),
     "full": lambda row: size_text(row["full_bytes"]),
     "to restore": lambda row: size_text(row["restore_bytes"]),
+    "segments": lambda row: f"{row['segments_stored']} + {row['segments_inlined']} inlined",
+    "bases": lambda row: row["base_files"],
+    "state": lambda row: row["state"],
 }
+_NARROW = ("checkpoint", "batch", "age", "full", "to restore", "state")
+_AS_MADE: dict[str, Callable[[dict[str, Any]], object]] = _COLUMNS | {
+    "made": lambda row: time_text(row["created_at"])[11:],
+    "after": lambda row: "-" if row["seconds_since_previous"] is None else f"{row['seconds_since_previous']:.1f} s",
+}
+_WATCHED = ("checkpoint", "batch", "made", "after", "new", "full", "to restore")
 _WIDTH = max(map(len, _WATCHED))
 """No value is wider than the widest heading."""
 
@@ -140,7 +149,7 @@ def _print(row: dict[str, Any], as_json: bool) -> None:
     elif row["state"] == "damaged":
         typer.echo(console.printable(f"{row['checkpoint_id']:>{_WIDTH}} DAMAGED {row['detail']}"))
     else:
-        typer.echo(" ".join(f"{of(row):>{_WIDTH}}" for of in _WATCHED.values()))
+        typer.echo(" ".join(f"{_AS_MADE[name](row):>{_WIDTH}}" for name in _WATCHED))
 
 
 def _describe(location: str, done: LocationVerification, seconds: float) -> dict[str, Any]:
@@ -169,21 +178,6 @@ def _show_verification(location: str, done: LocationVerification, seconds: float
         typer.echo(console.printable(f"{problem.kind.upper()} {problem.object}{whose}: {problem.detail}"))
         typer.echo(f"  next: {console.printable(problem.next_step)}")
     typer.echo("all sound" if not done.problems else f"{len(done.problems)} PROBLEMS")
-
-
-_COLUMNS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "checkpoint": lambda row: row["checkpoint_id"],
-    "batch": lambda row: row["batch_id"],
-    "age": lambda row: age_text(row["age_s"]),
-    "after": lambda row: "-" if row["seconds_since_previous"] is None else age_text(row["seconds_since_previous"]),
-    "new": lambda row: size_text(row["new_bytes"]),
-    "full": lambda row: size_text(row["full_bytes"]),
-    "to restore": lambda row: size_text(row["restore_bytes"]),
-    "segments": lambda row: f"{row['segments_stored']} + {row['segments_inlined']} inlined",
-    "bases": lambda row: row["base_files"],
-    "state": lambda row: row["state"],
-}
-_NARROW = ("checkpoint", "batch", "age", "full", "to restore", "state")
 
 
 def _show_list(found: dict[str, Any], wide: bool) -> None:

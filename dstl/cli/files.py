@@ -15,7 +15,7 @@ from dstl.files.forking import release
 from dstl.files.inspection import CheckpointFiles, export_files, opened_files, roll_back, verify_files
 from dstl.monitoring.text import size_text
 from dstl.options import SealingOptions
-from dstl.runtime import Runtime, closed_after, system_runtime
+from dstl.runtime import closed_after, system_runtime
 from dstl.store import open_store
 
 app = console.group("Checkpoint directories of Spark's own operators, on dstl://. List, verify and export only read.")
@@ -39,7 +39,7 @@ def list_(
 ) -> console.Answer:
     """List the committed files of DIRECTORY."""
 
-    async def work(files: CheckpointFiles, runtime: Runtime) -> CheckpointFiles:
+    async def work(files: CheckpointFiles) -> CheckpointFiles:
         return files
 
     files = _at(directory, also, endpoint_url, work)
@@ -68,7 +68,7 @@ def verify(directory: Root, also: Also = None, endpoint_url: console.EndpointUrl
     """Read every byte of every file of DIRECTORY and report each that is damaged or missing."""
     with console.progress_bar("verifying") as on_progress:
 
-        async def work(files: CheckpointFiles, runtime: Runtime) -> tuple[int, list[str]]:
+        async def work(files: CheckpointFiles) -> tuple[int, list[str]]:
             return len(files.entries), await verify_files(files, on_progress)
 
         count, problems = _at(directory, also, endpoint_url, work)
@@ -92,7 +92,7 @@ def export(
     """Write DIRECTORY as plain files, which Spark opens without DSTL, and which carry no seal."""
     with console.progress_bar("exporting") as on_progress:
 
-        async def work(files: CheckpointFiles, runtime: Runtime) -> tuple[int, int]:
+        async def work(files: CheckpointFiles) -> tuple[int, int]:
             # Spark itself is to read it, which knows of no seal.
             plain = open_store(target, console.s3_options(endpoint_url), SealingOptions())
             async with closed_after(plain):
@@ -152,14 +152,10 @@ def release_(
 
 
 def _at(
-    root: str,
-    also: list[str] | None,
-    endpoint_url: str | None,
-    work: Callable[[CheckpointFiles, Runtime], Awaitable[T]],
+    root: str, also: list[str] | None, endpoint_url: str | None, work: Callable[[CheckpointFiles], Awaitable[T]]
 ) -> T:
     async def run() -> T:
-        runtime = system_runtime()
-        async with opened_files(root, runtime, console.opener(endpoint_url), also or ()) as files:
-            return await work(files, runtime)
+        async with opened_files(root, system_runtime(), console.opener(endpoint_url), also or ()) as files:
+            return await work(files)
 
     return asyncio.run(run())

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
@@ -26,6 +26,7 @@ from dstl.demo.flights import load_flights, write_batches
 from dstl.demo.job import OPERATOR, JobConfig
 from dstl.demo.supervisor import KILLS, RunFigures, supervise
 from dstl.errors import Invalid
+from dstl.monitoring.overview import quantile
 from dstl.option_sources import resolve
 from dstl.options import S3Options, SealingOptions
 from dstl.runtime import closed_after, system_runtime
@@ -157,14 +158,9 @@ def _report(figures: RunFigures, config: JobConfig) -> dict[str, Any]:
         "requests_per_checkpoint": round(sum(c["requests"] for c in checkpoints) / max(1, len(checkpoints)), 2),
         "checkpoint_bytes": sum(c["new_bytes"] for c in checkpoints),
         "checkpoint_ms": {
-            "p50": _percentile_ms(checkpoints, 0.50),
-            "p99": _percentile_ms(checkpoints, 0.99),
+            name: round(1000 * (quantile([c["seconds"] for c in checkpoints], share) or 0.0), 2)
+            for name, share in (("p50", 0.50), ("p99", 0.99))
         },
         "partitions": config.partitions,
         "store": config.location,
     }
-
-
-def _percentile_ms(checkpoints: Sequence[dict[str, Any]], share: float) -> float:
-    ordered = sorted(c["seconds"] for c in checkpoints)
-    return round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 2) if ordered else 0.0

@@ -84,15 +84,16 @@ class Overview:
 
     def seconds(self, share: float) -> float | None:
         """Return the time below which this share of the checkpoints took; None where there are none."""
-        return _quantile([entry.seconds for entry in self.completed if entry.seconds is not None], share)
+        return quantile([entry.seconds for entry in self.completed if entry.seconds is not None], share)
 
     @property
     def batch_seconds(self) -> float | None:
         """Return the median of what Spark's batches took; None where it is not known."""
-        return _quantile(list(self.batch_s.values()), 0.5)
+        return quantile(list(self.batch_s.values()), 0.5)
 
 
-def _quantile(values: list[float], share: float) -> float | None:
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """Return the value below which this share of them lies; None where there are none."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else None
 
 

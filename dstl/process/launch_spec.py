@@ -128,9 +128,7 @@ class TaskManagerProcess:
     def stop(self, timeout: float = 10.0) -> None:
         """Close the pipe, wait for the process to end by itself, and kill it when it does not. Idempotent."""
         _close_input(self._process)
-        try:
-            self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
+        if not self.wait(timeout):
             _log.warning("TaskManager %d does not end: killing it", self._process.pid)
             self._process.kill()
             self._process.wait()

@@ -45,6 +45,7 @@ class Peer:
         role: In which capacity the peer has come; None before its handshake.
         framing: How its frames are written.
         on_lost: Called once, without arguments, when the connection ends; None until a handler sets it.
+        end: Ends the connection, which is how the other side learns that it is not wanted any more. Idempotent.
     """
 
     def __init__(self, end: Callable[[], None] = lambda: None, reader: asyncio.StreamReader | None = None) -> None:
@@ -52,7 +53,7 @@ class Peer:
         self.framing = Framing()
         self.on_lost: Callable[[], None] | None = None
         self._is_lost = False
-        self._end = end
+        self.end = end
         self._reader = reader
 
     @property
@@ -67,10 +68,6 @@ class Peer:
         self._is_lost = True
         if self.on_lost is not None:
             self.on_lost()
-
-    def end(self) -> None:
-        """End the connection, which is how the other side learns that it is not wanted any more. Idempotent."""
-        self._end()
 
 
 class RpcServer:

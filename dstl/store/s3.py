@@ -111,6 +111,8 @@ class MultipartUploader:
 
 _PAGE = 1000  # S3's own limit of a list and of a deletion
 _DIRECTORY_BUCKET = "--x-s3"  # ends the name of every bucket of S3 Express, and of no other
+_REFUSALS: dict[str, type[DstlError]] = {"AccessDenied": AccessDenied, "SlowDown": SlowDown}
+"""Of one object of a deletion, by S3's code."""
 
 
 class S3Store:
@@ -280,7 +282,7 @@ class S3Store:
         if refused:
             code = str(refused[0].get("Code"))
             what = f"DeleteObjects {self.location}: {len(refused)} of {len(names)} refused, first {code}"
-            raise _refusal(code)(f"{what} for {refused[0].get('Key')}")
+            raise _REFUSALS.get(code, Unavailable)(f"{what} for {refused[0].get('Key')}")
 
     async def _call(self, operation: str, name: str, *, writes: bool = False, **parameters: Any) -> dict[str, Any]:
         target = self._target(name)
@@ -293,12 +295,6 @@ class S3Store:
 
     def _url(self, name: str) -> str:
         return f"s3://{self._bucket}/{self._prefix}{name}"
-
-
-def _refusal(code: str) -> type[DstlError]:
-    if code == "AccessDenied":
-        return AccessDenied
-    return SlowDown if code == "SlowDown" else Unavailable
 
 
 def _date(answer: dict[str, Any]) -> float:

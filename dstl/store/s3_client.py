@@ -68,11 +68,10 @@ class S3Client:
         mine = [one for one in (*self._retired, opening) if one is not None and one.get_loop() is loop]
         self._retired.clear()
         for one in mine:
-            if not one.done():
-                one.cancel()
-            for opened in await asyncio.gather(one, return_exceptions=True):
-                if isinstance(opened, _Opened):
-                    await opened.stack.aclose()
+            one.cancel()
+        for opened in await asyncio.gather(*mine, return_exceptions=True):
+            if isinstance(opened, _Opened):
+                await opened.stack.aclose()
 
     async def _send(self, opening: asyncio.Task[_Opened], operation: str, parameters: dict[str, Any]) -> dict[str, Any]:
         # Shielded: one caller that gives up does not take the client from the others.

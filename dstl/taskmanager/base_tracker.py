@@ -13,7 +13,7 @@ from handles.checkpoint import CheckpointId
 from handles.materialized_handle import MaterializationReport
 from materializer.bases.base_cache import BaseCache
 from materializer.bases.operator_bases import FinishedMaterialization, LoggedChanges, OperatorBases
-from materializer.expiry import deleted_states, expired_at, times_to_live
+from materializer.expiry import deleted_states, expired_at, is_deleted, times_to_live
 from materializer.manager import PeriodicMaterializationManager
 from materializer.tables import Expired
 
@@ -64,15 +64,12 @@ class BaseTracker:
         self._deleted: dict[str, frozenset[int]] = {}
 
     def expired(self, operator: str) -> Expired:
-        """Return which values of an operator have expired at the checkpoint that the tables hold.
+        """Return which values have outlived the checkpoint that the tables hold: expired ones, all of deleted states.
 
         By the times to live that this run has declared: an older program's may have been shorter.
         """
-        return expired_at(self._times_to_live.get(operator, {}), self.base_time_ms)
-
-    def deleted(self, operator: str) -> frozenset[int]:
-        """Return the ids of an operator's deleted states."""
-        return self._deleted.get(operator, frozenset())
+        expired = expired_at(self._times_to_live.get(operator, {}), self.base_time_ms)
+        return {**expired, **dict.fromkeys(self._deleted.get(operator, ()), is_deleted)}
 
     def resumed(self) -> None:
         """Record that a run begins: its program may have given other times to live to its states."""

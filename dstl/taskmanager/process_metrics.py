@@ -17,8 +17,7 @@ def note_state(recorder: Recorder, backend: TaskManagerStateBackend) -> dict[str
         state[uid] = (size.entries, size.bytes)
         recorder.gauge(f"stateEntries.{uid}", size.entries)
         recorder.gauge(f"stateBytes.{uid}", size.bytes)
-    owned = backend.key_groups
-    recorder.gauge("ownedKeyGroups", owned.end - owned.start + 1)
+    recorder.gauge("ownedKeyGroups", len(backend.key_groups))
     return state
 
 

@@ -30,7 +30,6 @@ from handles.key_group import KeyGroup, KeyGroupRange, range_of_partition
 from handles.segment_handle import SegmentHandle, SequenceNumber
 from materializer.bases.operator_bases import OperatorBases
 from materializer.bases.table_directory import FileBases
-from materializer.expiry import is_deleted
 from materializer.restore.restore import TableRestore
 from materializer.tables import ENTRY_OVERHEAD_BYTES, Expired, StateTable
 
@@ -116,8 +115,8 @@ class TaskManagerStateBackend:
         return self.tracker.bases
 
     def expired(self, operator: str) -> Expired:
-        """Return which values have outlived checkpoint :attr:`base`: expired ones, and all of deleted states."""
-        return {**self.tracker.expired(operator), **dict.fromkeys(self.tracker.deleted(operator), is_deleted)}
+        """Return which values have outlived checkpoint :attr:`base`."""
+        return self.tracker.expired(operator)
 
     def table(self, operator: str) -> StateTable:
         """Return an operator's committed table, an empty one for a new operator."""

@@ -19,6 +19,7 @@ import zstandard
 
 from dstl.changelog.change_set import CHANGE_SCHEMA, META_KEY_GROUP, OP_META
 from dstl.changelog.segment.index import CODEC_STORED, CODEC_ZSTD, MAX_BLOCK_BYTES, BlockEntry
+from dstl.column_buffers import array_of
 from dstl.errors import CorruptData
 from dstl.store.zstd_frame import decompress
 from handles.key_group import KeyGroup
@@ -70,8 +71,9 @@ class BlockLayout:
 
     def allocate(self, scratch: Bytes | None) -> tuple[Bytes, list[Bytes]]:
         """Return the raw block, in ``scratch`` where it fits, and a view per binary column for the caller to fill."""
-        fits = scratch is not None and len(scratch) >= self._size
-        raw = scratch[: self._size] if scratch is not None and fits else np.empty(self._size, np.uint8)
+        if scratch is None or len(scratch) < self._size:
+            scratch = np.empty(self._size, np.uint8)
+        raw = scratch[: self._size]
         at = hole = 0
         for part in self._parts:
             while hole < len(self._holes) and self._holes[hole][0] == at:
@@ -171,7 +173,7 @@ def _parse(raw: pa.Buffer, entry: BlockEntry, base_sqn: SequenceNumber) -> Block
     at += runs.nbytes
     _check_runs(runs, entry, base_sqn)
     records = entry.records
-    columns = [_number_column(np.repeat(runs["key_group"], runs["records"]))]
+    columns = [array_of(np.repeat(runs["key_group"], runs["records"]))]
     for width in (np.dtype("<u2"), np.dtype("<u1")):
         column, at = _numbers(raw, at, width, records)
         columns.append(column)
@@ -204,17 +206,11 @@ def _numbers(raw: pa.Buffer, at: int, dtype: np.dtype[np.uint8 | np.uint16], rec
     encoding = raw[at]
     at += 1
     if encoding == _CONSTANT:
-        return _number_column(np.repeat(np.frombuffer(raw, dtype, 1, at), records)), at + dtype.itemsize
+        return array_of(np.repeat(np.frombuffer(raw, dtype, 1, at), records)), at + dtype.itemsize
     if encoding != _PLAIN:
         raise ValueError(f"encoding {encoding} of numbers")
     values = np.frombuffer(raw, dtype, records, at)
-    return _number_column(values if dtype.itemsize == 1 else values.copy()), at + values.nbytes
-
-
-def _number_column(values: npt.NDArray[np.unsignedinteger]) -> pa.Array:
-    """Return numbers as a column; ``pa.array`` would ask first what kind of thing they are, and that takes longer."""
-    kind = pa.uint16() if values.dtype.itemsize == 2 else pa.uint8()
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)], null_count=0)
+    return array_of(values if dtype.itemsize == 1 else values.copy()), at + values.nbytes
 
 
 def _binaries(raw: pa.Buffer, at: int, records: int) -> tuple[pa.Array, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -143,13 +144,9 @@ class GroupedBatch:
 
     def cut(self, start: int, stop: int, nbytes: int) -> int:
         """Return where rows from ``start`` reach ``nbytes``: after one row at least, at ``stop`` at most."""
-        if self._prefix is None:
-            return min(stop, start + max(1, nbytes // self._width))
-        low, high = start + 1, stop
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.size(start, middle) <= nbytes else (low, middle - 1)
-        return low
+        if self.size(start, stop) <= nbytes:  # mostly
+            return stop
+        return start + max(1, bisect_right(range(start + 1, stop), nbytes, key=lambda end: self.size(start, end)))
 
     def _variable_prefix(self) -> npt.NDArray[np.int64] | None:
         """Running bytes of the columns whose values differ in length, or None where no column's do."""

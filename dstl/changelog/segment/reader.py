@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import google_crc32c
@@ -318,12 +319,7 @@ class SegmentReader:
         fetched = Prefetcher(fetches, self._fetch, cost=lambda f: f.size, max_bytes=half, max_count=_MAX_FETCHES)
         async with aclosing(fetched):
             async for fetch, data in fetched:
-
-                async def decode(
-                    unit: Unit, _: BudgetLease, data: bytes = data, start: int = fetch.start
-                ) -> list[Changes]:
-                    return await self._decode(selection, data, start, unit)
-
+                decode = partial(self._decode, selection, data, fetch.start)
                 # What is decoded on the loop gains nothing by being decoded early.
                 threads = any(unit.stored > self._sizes.inline for unit in fetch.units)
                 count = _MAX_UNITS if threads else 1
@@ -335,7 +331,9 @@ class SegmentReader:
     async def _fetch(self, fetch: Fetch, _: BudgetLease) -> tuple[Fetch, bytes]:
         return fetch, await self._get(fetch.start, fetch.stop)
 
-    async def _decode(self, selection: _Selection, data: bytes, start: int, unit: Unit) -> list[Changes]:
+    async def _decode(
+        self, selection: _Selection, data: bytes, start: int, unit: Unit, _: BudgetLease | None = None
+    ) -> list[Changes]:
         """Decode a unit out of the segment's bytes from ``start`` on."""
         if unit.stored <= self._sizes.inline:
             return selection.decode(data, start, unit, self._where)
