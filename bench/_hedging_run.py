@@ -161,17 +161,17 @@ class _Run:
         for process in range((w.writers + w.per_process - 1) // w.per_process):
             store, hedge_store = (LatencyStore(SizeStore(), self._model) for _ in range(2))
             self._stores += [store, hedge_store]
-            self._uploaders.append(
-                Uploader(
-                    store,
-                    runtime=seeded_runtime(seed * 1000 + process, LoopClock()),
-                    options=UploadOptions(),
-                    hedging=HedgingOptions(enabled=hedge),
-                    recorder=self._recorder,
-                    hedge_store=hedge_store,
-                    policy=policy() if policy is not None else None,
-                )
+            uploader = Uploader(
+                store,
+                runtime=seeded_runtime(seed * 1000 + process, LoopClock()),
+                options=UploadOptions(),
+                hedging=HedgingOptions(enabled=hedge),
+                recorder=self._recorder,
+                hedge_store=hedge_store,
             )
+            if policy is not None:
+                uploader.policy = policy()
+            self._uploaders.append(uploader)
         self._bodies = {size: _body(size) for size, _ in w.parameters.sizes}
         shape = (w.rounds, w.writers)
         self.arm = Arm(np.zeros(w.puts), np.ones(shape, bool), np.zeros(shape, bool))

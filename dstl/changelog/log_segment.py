@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 
 from handles.segment_handle import SegmentHandle, SequenceNumber, SequenceNumberRange
 
@@ -65,20 +67,10 @@ def join_segments(
         change_sets: Number, place and bytes of each, in order and without a gap.
     """
     joined: list[LogSegment] = []
-    for sqn, place, nbytes in change_sets:
-        if joined and joined[-1].location == place:
-            last = joined.pop()
-            span = SequenceNumberRange(last.range.from_sqn, sqn + 1)
-            joined.append(LogSegment(span, place, last.nbytes + nbytes))
-        else:
-            joined.append(LogSegment(SequenceNumberRange(sqn, sqn + 1), place, nbytes))
+    for place, run in groupby(change_sets, key=itemgetter(1)):
+        sqns, _, sizes = zip(*run, strict=True)
+        joined.append(LogSegment(SequenceNumberRange(sqns[0], sqns[-1] + 1), place, sum(sizes)))
     return tuple(joined)
-
-
-@dataclass(slots=True)
-class _Count:
-    left: int
-    kept: bool = False
 
 
 class SegmentReferences:
@@ -96,15 +88,16 @@ class SegmentReferences:
     """
 
     def __init__(self) -> None:
-        self._counts: dict[str, _Count] = {}
+        self._left: dict[str, int] = {}
+        self._kept: set[str] = set()
         self._deletable: list[str] = []
 
     def __len__(self) -> int:
-        return len(self._counts)
+        return len(self._left)
 
     def track(self, name: str, change_sets: int) -> None:
         """An object was stored that holds this many change sets (at least one)."""
-        self._counts[name] = _Count(change_sets)
+        self._left[name] = change_sets
 
     def release(self, name: str) -> None:
         """One of its change sets is no longer needed, and no checkpoint can reference it."""
@@ -120,12 +113,13 @@ class SegmentReferences:
         return taken
 
     def _end(self, name: str, *, kept: bool) -> None:
-        count = self._counts.get(name)
-        if count is None:
+        if name not in self._left:
             return
-        count.left -= 1
-        count.kept |= kept
-        if count.left == 0:
-            del self._counts[name]
-            if not count.kept:
+        if kept:
+            self._kept.add(name)
+        self._left[name] -= 1
+        if not self._left[name]:
+            del self._left[name]
+            if name not in self._kept:
                 self._deletable.append(name)
+            self._kept.discard(name)

@@ -109,7 +109,6 @@ class Connection:
     Args:
         timeout: Seconds of silence after which a call fails. A call may take as long as it likes: a service that is at
             it says so every ten seconds. The handshake has 30 seconds at most.
-        role: In which capacity this process calls.
         clock: Bounds the handshake.
         dial: Connects a socket.
 
@@ -125,7 +124,6 @@ class Connection:
         secret: Secret,
         *,
         timeout: float = SILENCE_S,
-        role: Role = Role.WORKER,
         clock: Clock | None = None,
         dial: Dial | None = None,
     ) -> None:
@@ -144,7 +142,7 @@ class Connection:
         self._frames = FrameSocket(sock, clock)
         self._frames.set_deadline(deadline)
         try:
-            self._framing = self._handshake(sock, secret, role)
+            self._framing = self._handshake(sock, secret)
             self._frames.set_timeout(timeout)
         except CorruptData as error:
             sock.close()
@@ -166,10 +164,10 @@ class Connection:
         """True where this process may use it for something new: nothing is under way, and neither side has ended it."""
         return not (self.is_broken or self.in_flight or self.pid != os.getpid() or self._frames.has_input)
 
-    def _handshake(self, sock: socket.socket, secret: Secret, role: Role) -> Framing:
+    def _handshake(self, sock: socket.socket, secret: Secret) -> Framing:
         vouched = is_vouched_for(sock)
         dialled, reached = names_of(self.address, sock)
-        handshake = ClientHandshake(secret, role, dialled, reached)
+        handshake = ClientHandshake(secret, Role.WORKER, dialled, reached)
         challenge, _ = self._receive(MAX_HANDSHAKE)
         self._frames.send(self._framing.encode(handshake.answer(challenge)))
         handshake.check_version()

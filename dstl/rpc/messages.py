@@ -385,14 +385,17 @@ def write_batch(batch: pa.RecordBatch) -> memoryview:
     return memoryview(batch.serialize())
 
 
-def read_batch(payload: memoryview, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the batch of such a message; it lies in the payload, and was not validated.
+def read_batch(payload: memoryview, schema: pa.Schema, *, checked: bool = False) -> pa.RecordBatch:
+    """Return the batch of such a message; it lies in the payload, and is validated where it is to be ``checked``.
 
     Raises:
         Invalid: Fewer columns, or bytes that are no Arrow batch.
     """
     try:
-        return pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
+        batch = pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
+        if checked:
+            batch.validate(full=True)
+        return batch
     except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
         raise Invalid(f"a payload is not an Arrow batch of {', '.join(schema.names)}: {error}") from None
 
@@ -403,12 +406,7 @@ def read_columns(payload: memoryview, schema: pa.Schema) -> list[pa.Array]:
     Raises:
         Invalid: Other columns, or bytes that are no Arrow batch.
     """
-    batch = read_batch(payload, schema)
-    try:
-        batch.validate(full=True)
-    except pa.ArrowException as error:
-        raise Invalid(f"a payload is not an Arrow batch of {', '.join(schema.names)}: {error}") from None
-    columns: list[pa.Array] = batch.columns
+    columns: list[pa.Array] = read_batch(payload, schema, checked=True).columns
     if any(column.null_count for column, field in zip(columns, schema, strict=True) if not field.nullable):
         raise Invalid("a payload has a null where none can be")
     return columns

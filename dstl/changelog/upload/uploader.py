@@ -349,7 +349,6 @@ class Uploader:
             ``totalAttemptsPerUpload``; ours ``hedgesSent``, ``hedgesWon``, ``hedgesDenied.<reason>``, ``hedgeBytes``,
             ``slowDowns``, ``loopLagSeconds``, ``losersDeleted``, ``losersLeftToCleaner``.
         hedge_store: The same location over other connections; the same store when None.
-        policy: Shared by several uploaders of one process and store; a new one from ``hedging`` when None.
     """
 
     def __init__(
@@ -361,13 +360,12 @@ class Uploader:
         hedging: HedgingOptions,
         recorder: Recorder = NullRecorder(),
         hedge_store: ObjectStore | None = None,
-        policy: HedgePolicy | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.clock, self.rng = runtime.clock, runtime.rng
         self.options = options
         self.hedging = hedging.enabled
-        self.policy = policy if policy is not None else HedgePolicy(hedging)
+        self.policy = HedgePolicy(hedging)
         self.pools = ConnectionPools(store, hedge_store or store, hedging.warm_after_s, runtime.clock.now())
         self.recorder = recorder
         self.losers = BackgroundDeleter(
