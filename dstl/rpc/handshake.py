@@ -109,23 +109,19 @@ class ServerHandshake:
         Raises:
             Refusal: The client is not let in.
         """
-        nonce, role, dialled, reached = (answer.get(name) for name in ("nonce", "role", "dialled", "reached"))
         if answer.get("version") != PROTOCOL_VERSION:
             theirs = _number(answer.get("version"))
             raise Refusal(
                 "version",
                 f"a client speaks protocol {theirs}, this service {PROTOCOL_VERSION}: {_SAME_VERSION}",
             )
-        if (
-            not isinstance(nonce, bytes)
-            or len(nonce) != NONCE_BYTES
-            or not isinstance(role, str)
-            or role not in set(Role)
-            or not isinstance(dialled, str)
-            or not isinstance(reached, str)
-        ):
-            raise Refusal("malformed", "a malformed handshake was refused")
-        agreed = _Agreed(Role(role), dialled, reached, self._nonce, nonce)
+        match answer:
+            case {"nonce": bytes(nonce), "role": str(role), "dialled": str(dialled), "reached": str(reached)} if len(
+                nonce
+            ) == NONCE_BYTES and role in set(Role):
+                agreed = _Agreed(Role(role), dialled, reached, self._nonce, nonce)
+            case _:
+                raise Refusal("malformed", "a malformed handshake was refused")
         _check(agreed.proof(self._secret, "client"), answer.get("proof"), "client", "a peer")
         if dialled not in self._names and (not reached or reached != self._address):
             raise Refusal(

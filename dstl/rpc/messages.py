@@ -139,6 +139,17 @@ class AttemptCall(Call[R], role=Role.WORKER):
 
 
 @dataclass(frozen=True, slots=True)
+class StateCall(AttemptCall[R]):
+    """A read of one of the operator's states.
+
+    Attributes:
+        state: The state's number.
+    """
+
+    state: int
+
+
+@dataclass(frozen=True, slots=True)
 class OpenAttempt(AttemptCall[Done]):
     """An attempt is about to read and write.
 
@@ -208,65 +219,57 @@ class FetchMany(AttemptCall[Values]):
 
 
 @dataclass(frozen=True, slots=True)
-class FetchValues(AttemptCall[Fetched]):
+class FetchValues(StateCall[Fetched]):
     """Reads the values of many keys of one point state; the reply is Arrow, of ``VALUE_COLUMN``, maybe of fewer keys.
 
     Attributes:
-        state: The state's number.
         keys: An Arrow batch of ``KEY_COLUMNS``.
     """
 
-    state: int
     keys: Payload
 
 
 @dataclass(frozen=True, slots=True)
-class FetchEntries(AttemptCall[Entries]):
+class FetchEntries(StateCall[Entries]):
     """Reads all entries of many keys.
 
     Attributes:
-        state: The state's number.
         max_bytes: A key with more entries, in bytes, is answered with None.
         key_groups: One for each key.
         keys: The keys.
     """
 
-    state: int
     max_bytes: int
     key_groups: Bulk[tuple[int, ...]]
     keys: Bulk[tuple[bytes, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class FetchEntry(AttemptCall[Values]):
+class FetchEntry(StateCall[Values]):
     """Reads the values of some user keys of one key: one column.
 
     Attributes:
-        state: The state's number.
         key_group: The key's.
         key: The key.
         user_keys: The user keys.
     """
 
-    state: int
     key_group: int
     key: Bulk[bytes]
     user_keys: Bulk[tuple[bytes, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class ScanEntries(AttemptCall[Entries]):
+class ScanEntries(StateCall[Entries]):
     """Reads the next entries of one key.
 
     Attributes:
-        state: The state's number.
         key_group: The key's.
         max_bytes: About how many bytes the reply may have.
         key: The key.
         after: The user key that the entries come after; None for the first ones.
     """
 
-    state: int
     key_group: int
     max_bytes: int
     key: Bulk[bytes]
@@ -302,14 +305,13 @@ class DueEntries(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class FetchDue(AttemptCall[DueEntries]):
+class FetchDue(StateCall[DueEntries]):
     """Reads the entries of a point state, or the timers, that are due.
 
     They come key group by key group, and within one by their time. A reply holds as many as fit, at least one. A
     timer's user key stands in the place of its value.
 
     Attributes:
-        state: The state's number.
         place: Where an entry's time stands; None for timers, whose user key is a number of eight bytes, big-endian.
         until: Due is a time at or below this.
         skip: How many entries of the first key group were answered already.
@@ -317,7 +319,6 @@ class FetchDue(AttemptCall[DueEntries]):
         key_groups: Where to look.
     """
 
-    state: int
     place: ExpiryPlace | None
     until: int
     skip: int
@@ -326,16 +327,14 @@ class FetchDue(AttemptCall[DueEntries]):
 
 
 @dataclass(frozen=True, slots=True)
-class ScanValues(AttemptCall[Fetched]):
+class ScanValues(StateCall[Fetched]):
     """Reads the next entries of a point state in one key group; the reply is an Arrow batch of ``ENTRY_COLUMNS``.
 
     Attributes:
-        state: The state's number.
         key_group: The key group.
         after: The key that they come after; None for the first ones.
     """
 
-    state: int
     key_group: int
     after: Bulk[bytes | None]
 

@@ -317,7 +317,7 @@ def _calls() -> dict[str, type[Call[Any]]]:
     found = {}
     for module in (messages, fleet_messages):
         for value in vars(module).values():
-            if isinstance(value, type) and issubclass(value, Call) and value not in (Call, messages.AttemptCall):
+            if isinstance(value, type) and issubclass(value, Call) and isinstance(getattr(value, "reply", None), type):
                 found[value.name] = value
     return found
 

@@ -31,7 +31,7 @@ ALL = [
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Message) and kind.__module__ == module.__name__
 ]
-CALLS: list[type[Call[Any]]] = [kind for kind in ALL if issubclass(kind, Call) and kind is not messages.AttemptCall]
+CALLS: list[type[Call[Any]]] = [kind for kind in ALL if issubclass(kind, Call) and isinstance(kind.reply, type)]
 REPLIES = [kind for kind in ALL if not issubclass(kind, Call)]
 SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(-(1 << 63), (1 << 63) - 1),

@@ -247,14 +247,10 @@ final class Connection implements Closeable {
     }
     byte[] own = new byte[NONCE_BYTES];
     RANDOM.nextBytes(own);
-    Map<String, Object> answer = new LinkedHashMap<>();
-    answer.put("version", version);
-    answer.put("nonce", own);
-    answer.put("role", ROLE);
-    answer.put("dialled", where);
-    answer.put("reached", "");
-    answer.put("proof", proof(address, version, "client", theirs, own));
-    send(answer, ByteBuffer.allocate(0));
+    byte[] proof = proof(address, version, "client", theirs, own);
+    send(
+        Map.of("version", version, "nonce", own, "role", ROLE, "dialled", where, "reached", "", "proof", proof),
+        ByteBuffer.allocate(0));
     Reply last = receive(MAX_HANDSHAKE);
     refuse(last);
     byte[] expected = proof(address, version, "server", theirs, own);
