@@ -27,6 +27,8 @@ app = console.group(
 
 _GRACE = f"{WRITING_GRACE_S / 3600:g}h"
 """The default of :func:`delete_savepoint`, as the option is written."""
+_LISTED = ("name", "state", "detail", "objects", "bytes", "modified")
+"""Fields of a listing that are told of every savepoint, a damaged one too."""
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="The savepoint's name.")]
 
 
@@ -215,15 +217,7 @@ def _describe(savepoint: Savepoint) -> dict[str, Any]:
 
 def _describe_listing(listing: SavepointListing) -> dict[str, Any]:
     described = _describe(listing.savepoint) if listing.savepoint else {}
-    return {
-        **described,
-        "name": listing.name,
-        "state": listing.state,
-        "detail": listing.detail,
-        "objects": listing.objects,
-        "bytes": listing.bytes,
-        "modified": listing.modified,
-    }
+    return described | {name: getattr(listing, name) for name in _LISTED}
 
 
 def _show(title: str, found: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ from dstl.changelog.log_segment import LogSegment
 from dstl.crash_points import reach
 from dstl.runtime import Runtime
 from handles.checkpoint import CheckpointId
-from handles.materialized_handle import MaterializationReport
 from materializer.bases.base_cache import BaseCache
 from materializer.bases.operator_bases import FinishedMaterialization, LoggedChanges, OperatorBases
 from materializer.expiry import deleted_states, expired_at, is_deleted, times_to_live
@@ -29,11 +28,6 @@ class PendingBases:
 
     finished: tuple[FinishedMaterialization, ...]
     logged: Mapping[str, tuple[int, int]]
-
-    @property
-    def reports(self) -> tuple[MaterializationReport, ...]:
-        """For the coordinator."""
-        return tuple(each.report for each in self.finished)
 
 
 class BaseTracker:

@@ -326,7 +326,8 @@ class TaskManagerStateBackend:
         pending = self.tracker.pending((a.operator, result.segments[w.log_id]) for a, w in written)
         self._persisted = _Persisted([key for key, _ in chosen], result, pending)
         open_logs = {*(w.log_id for w in self._writers.values()), *(w.log_id for _, w in written)}
-        return replace(part.finish(), materializations=tuple(pending.reports), open_logs=tuple(sorted(open_logs)))
+        reports = tuple(finished.report for finished in pending.finished)
+        return replace(part.finish(), materializations=reports, open_logs=tuple(sorted(open_logs)))
 
     def check_memory(self) -> None:
         """Look whether what is being restored still fits.

@@ -19,7 +19,7 @@ from dstl.crash_points import reach
 from dstl.errors import Closed, Invalid, OutcomeUnknown, SlowDown, Unavailable
 from dstl.metrics import NullRecorder, Recorder
 from dstl.options import HedgingOptions, UploadOptions
-from dstl.runtime import Runtime
+from dstl.runtime import Backoff, Runtime
 from dstl.store.background_deleter import BackgroundDeleter
 from dstl.store.base import ObjectInfo, ObjectStore
 
@@ -212,14 +212,12 @@ class Upload:
         if self._tries >= owner.options.max_attempts:
             self.fail(self._given_up(f"{self.sent} attempts failed"))
             return
-        doublings = self._failures - 1
-        base = owner.options.backoff_base_s
+        failures, first_s = self._failures, owner.options.backoff_base_s
         if isinstance(error, SlowDown):
-            base = owner.options.throttle_backoff_s
-            doublings += owner.policy.pause.storm - 1
-        ceiling = min(owner.options.backoff_cap_s, base * 2.0**doublings)
+            failures += owner.policy.pause.storm - 1
+            first_s = owner.options.throttle_backoff_s
         self._hedge_at = None
-        self._retry_at = now + owner.rng.random() * ceiling
+        self._retry_at = now + owner.rng.random() * Backoff(first_s, owner.options.backoff_cap_s).ceiling(failures)
         self._arm()
 
     def _given_up(self, why: str) -> Unavailable:

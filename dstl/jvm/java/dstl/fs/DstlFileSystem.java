@@ -96,10 +96,8 @@ public final class DstlFileSystem extends FileSystem {
       throw new FileNotFoundException(path + " is a directory");
     }
     Written written = TEMPORARY.get(key(path));
-    if (written != null && written.token().isEmpty()) {
-      return new FSDataInputStream(new Content(key(path), written.rest().length, written.rest()));
-    }
-    return new FSDataInputStream(new Content(key(path), status.getLen(), null));
+    byte[] whole = written != null && written.token().isEmpty() ? written.rest() : null;
+    return new FSDataInputStream(new Content(key(path), status.getLen(), whole));
   }
 
   @Override
