@@ -214,18 +214,16 @@ def _show_one(found: dict[str, Any], wide: bool) -> None:
         if not rows:
             continue
         left = f", the last {console.SHOWN_ROWS} (all with --json)" if len(rows) > console.SHOWN_ROWS else ""
-        columns = list(rows[0])
         table = console.new_table(
             f"{len(rows)} {what if len(rows) > 1 else what.removesuffix('s')}{left}",
-            ((column.removesuffix("_ms").replace("_", " "), _set(rows[0][column])) for column in columns),
+            (
+                (column.removesuffix("_ms").replace("_", " "), "right" if isinstance(value, int) else "left")
+                for column, value in rows[0].items()
+            ),
         )
         for row in rows[-console.SHOWN_ROWS :]:
-            console.add_row(table, *(_shown(column, row[column]) for column in columns))
+            console.add_row(table, *(_shown(column, row[column]) for column in rows[0]))
         console.print_table(table, wide=wide)
-
-
-def _set(value: object) -> str:
-    return "right" if isinstance(value, int) else "left"
 
 
 def _shown(column: str, value: Any) -> object:

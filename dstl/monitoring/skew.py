@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from handles.checkpoint import CompletedCheckpoint
@@ -48,9 +48,10 @@ def operator_sizes(checkpoint: CompletedCheckpoint) -> list[OperatorSizes]:
     generations = generations_of(checkpoint.materialized)
     log: dict[str, list[float]] = {each.uid: [0.0] * groups for each in checkpoint.operators}
     segments: dict[str, set[tuple[object, ...]]] = {each.uid: set() for each in checkpoint.operators}
-    whole = _sizes_once(checkpoint)
+    # One that is listed twice counts once.
+    listed = Counter(entry.segment for entry in checkpoint.segments)
     for entry in checkpoint.segments:
-        share = whole[entry.segment] / max(1, len(entry.ranges))
+        share = entry.segment[1] / listed[entry.segment] / max(1, len(entry.ranges))
         for number, _, _ in entry.ranges:
             of = checkpoint.logs[number]
             held = entry.key_groups.intersect(of.key_groups) or of.key_groups
@@ -70,9 +71,3 @@ def operator_sizes(checkpoint: CompletedCheckpoint) -> list[OperatorSizes]:
         )
         for operator in checkpoint.operators
     ]
-
-
-def _sizes_once(checkpoint: CompletedCheckpoint) -> Mapping[tuple[str, int, int, int], float]:
-    """Return each segment's bytes by listing: one that is listed twice counts once."""
-    listed = Counter(entry.segment for entry in checkpoint.segments)
-    return {segment: segment[1] / times for segment, times in listed.items()}

@@ -177,8 +177,8 @@ class TableSource:
         return Fetched(write_columns(VALUE_COLUMN, [found]))
 
     def _fetch_entries(self, call: FetchEntries, max_bytes: int) -> Entries:
-        found = bounded_entries(self.table.get_entries(call.state, call.key_groups, call.keys), call.max_bytes)
-        return _entries(found)
+        found = self.table.get_entries(call.state, call.key_groups, call.keys)
+        return _entries(bounded_entries(found, call.max_bytes))
 
     def _fetch_entry(self, call: FetchEntry, max_bytes: int) -> Values:
         return Values(_tuples([self.table.get_entry(call.state, call.key_group, call.key, call.user_keys)]))

@@ -129,7 +129,6 @@ class TaskManagerService:
                 with closing(source.build(call)) as pieces:
                     for _ in pieces:
                         await self._runtime.clock.sleep(0)
-                        # Whatever has taken the tables from here has ended the attempt.
                         self._backend.check_attempt(call.who)
             self._backend.check_attempt(call.who)
         return source.answer(call, self._reply_bytes)
@@ -141,7 +140,6 @@ class TaskManagerService:
         try:
             await backend.loading.ready(call.operator, call)
         finally:
-            # Whatever has taken the tables from here has ended the attempt.
             backend.check_attempt(call.who)
 
     async def _write(self, peer: Peer, call: Write) -> Done:
