@@ -43,9 +43,7 @@ def show(
     wide: console.Wide = False,
 ) -> console.Answer:
     """Show what one checkpoint is made of: operators, base files, logs, segments."""
-    found = console.run_at(
-        location, endpoint_url, lambda store, runtime: describe_checkpoint(store, runtime, checkpoint)
-    )
+    found = console.run_at(location, endpoint_url, describe_checkpoint, checkpoint)
     return console.Answer(found, lambda: _show_one(found, wide))
 
 
@@ -57,11 +55,7 @@ def verify(location: console.Location, endpoint_url: console.EndpointUrl = None)
     """
     started = system_runtime().clock.now()
     with console.progress_bar("verifying") as on_progress:
-        done = console.run_at(
-            location,
-            endpoint_url,
-            lambda store, runtime: verify_location(store, runtime, on_progress=on_progress),
-        )
+        done = console.run_at(location, endpoint_url, verify_location, on_progress=on_progress)
     told = location, done, system_runtime().clock.now() - started
     return console.Answer(_describe(*told), lambda: _show_verification(*told), not done.problems)
 
@@ -110,9 +104,7 @@ def watch(
         if not as_json:
             typer.echo(" ".join(f"{name:>{_WIDTH}}" for name in _WATCHED))
         try:
-            console.run_at(
-                location, endpoint_url, lambda store, runtime: _watch(store, runtime, every_s, count, as_json)
-            )
+            console.run_at(location, endpoint_url, _watch, every_s, count, as_json)
         except KeyboardInterrupt:
             raise typer.Exit(0) from None
 

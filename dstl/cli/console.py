@@ -16,7 +16,7 @@ import unicodedata
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
-from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
@@ -47,6 +47,7 @@ EndpointUrl = Annotated[
 ]
 Wide = Annotated[bool, typer.Option("--wide", help="All columns, as wide as they are; without it, what fits.")]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|m|min|h|d)")
@@ -169,13 +170,19 @@ def errors_as_exit() -> Iterator[None]:
         raise typer.Exit(3 if isinstance(error, (Unavailable, OutcomeUnknown)) else 2) from None
 
 
-def run_at(location: str, endpoint_url: str | None, work: Callable[[ObjectStore, Runtime], Awaitable[T]]) -> T:
-    """Open a location, do something with it, close it, and return what it gave."""
+def run_at(
+    location: str,
+    endpoint_url: str | None,
+    work: Callable[Concatenate[ObjectStore, Runtime, P], Awaitable[T]],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> T:
+    """Open a location, do something with its store and these arguments, close it, and return what it gave."""
 
     async def run() -> T:
         store = open_at(location, endpoint_url)
         async with closed_after(store):
-            return await work(store, system_runtime())
+            return await work(store, system_runtime(), *args, **kwargs)
 
     return asyncio.run(run())
 

@@ -158,11 +158,7 @@ def _show_list(location: str, found: Sequence[SavepointListing], wide: bool) -> 
 def verify(location: console.Location, name: _Name, endpoint_url: console.EndpointUrl = None) -> console.Answer:
     """Read and decode every byte of a savepoint and report every object that is damaged or missing."""
     with console.progress_bar(f"verifying {name}") as on_progress:
-        done = console.run_at(
-            location,
-            endpoint_url,
-            lambda store, runtime: verify_savepoint(store, runtime, name, on_progress=on_progress),
-        )
+        done = console.run_at(location, endpoint_url, verify_savepoint, name, on_progress=on_progress)
     found = {"ok": not done.problems, **_describe(done.savepoint), "problems": list(done.problems)}
     title = f"savepoint {name}: {'sound' if not done.problems else 'DAMAGED'}"
     return console.Answer(found, lambda: _show(title, found), not done.problems)
@@ -181,11 +177,7 @@ def delete(
 ) -> console.Answer:
     """Delete a savepoint, or what is left of an unfinished one; a dry run unless --commit is given."""
     grace_s = console.parse_duration(grace)
-    done = console.run_at(
-        location,
-        endpoint_url,
-        lambda store, runtime: delete_savepoint(store, runtime, name, commit=commit, grace_s=grace_s),
-    )
+    done = console.run_at(location, endpoint_url, delete_savepoint, name, commit=commit, grace_s=grace_s)
     found = {
         "name": name,
         "state": done.state,

@@ -53,9 +53,7 @@ def list_(
 ) -> console.Answer:
     """List the states that there are, by operator: what read takes as --operator and --state."""
     _check_one(checkpoint, savepoint)
-    found = console.run_at(
-        location, endpoint_url, lambda store, runtime: list_states(store, runtime, checkpoint, savepoint)
-    )
+    found = console.run_at(location, endpoint_url, list_states, checkpoint, savepoint)
     return console.Answer(found, lambda: _show_list(location, found, wide))
 
 

@@ -276,8 +276,6 @@ class RpcServer:
         try:
             reply = await self._dispatch(peer, name, header, payload)
             return await peer.framing.encode_async(*encode_message(reply))
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             if not isinstance(error, DstlError):
                 _log.exception("the call %r failed", name)

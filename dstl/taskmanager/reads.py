@@ -72,11 +72,8 @@ Overlay = Iterable[tuple[pa.RecordBatch, bool]]
 class TableSource:
     """One operator's table, its indexes by time, and the reads of both. Not thread-safe.
 
-    Args:
-        table: The operator's committed state.
-
     Attributes:
-        table: The same.
+        table: The operator's committed state.
     """
 
     def __init__(self, table: StateTable) -> None:
@@ -357,11 +354,8 @@ class CommittedTables:
     Changes are noted when their checkpoint counts, and folded in at the next look at any table, or by :meth:`fold`
     before it: no look sees a table without them.
 
-    Args:
-        open_table: Makes an empty table for an operator.
-
     Attributes:
-        open_table: The same, for restores.
+        open_table: Makes an empty table for an operator; for restores, too.
     """
 
     def __init__(self, open_table: Callable[[str], StateTable]) -> None:
