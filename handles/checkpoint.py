@@ -212,13 +212,12 @@ def log_coverage(checkpoint: CompletedCheckpoint) -> dict[str, SequenceNumberRan
                     f"[{from_sqn}, {to_sqn}) of {segment.segment[0]} comes where {following[log]} is due"
                 )
             following[log] = to_sqn
+    covered: dict[str, SequenceNumberRange] = {}
     for entry, end in zip(checkpoint.logs, following, strict=True):
         if end == INITIAL_SQN:
             raise ValueError(f"checkpoint {checkpoint.checkpoint_id} has a gap: it holds nothing of log {entry.log_id}")
-    return {
-        entry.log_id: SequenceNumberRange(entry.from_sqn, end)
-        for entry, end in zip(checkpoint.logs, following, strict=True)
-    }
+        covered[entry.log_id] = SequenceNumberRange(entry.from_sqn, end)
+    return covered
 
 
 def _check_operators(checkpoint: CompletedCheckpoint) -> None:

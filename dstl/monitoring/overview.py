@@ -128,18 +128,11 @@ def of_driver(
     completed: Sequence[CompletedCheckpoint],
 ) -> Overview:
     """Return what a driver knows of its query, and of ``stored`` what only the store knows."""
+    told = replace(stored, source="driver", query_id=query_id or stored.query_id)
     if not history and not completed:
-        history, completed_ids, newest = stored.history, stored.retained, stored.newest
-    else:
-        completed_ids, newest = [each.checkpoint_id for each in completed], completed[-1] if completed else None
-    return replace(
-        stored,
-        source="driver",
-        query_id=query_id or stored.query_id,
-        history=history,
-        newest=newest,
-        retained=completed_ids,
-    )
+        return told
+    retained = [each.checkpoint_id for each in completed]
+    return replace(told, history=history, newest=completed[-1] if completed else None, retained=retained)
 
 
 def _completed_by_records(

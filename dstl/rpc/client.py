@@ -144,14 +144,12 @@ class Connection:
         try:
             self._framing = self._handshake(sock, secret)
             self._frames.set_timeout(timeout)
-        except CorruptData as error:
+        except BaseException as error:
             sock.close()
-            raise no_service(str(address)) from error
-        except OSError as error:
-            sock.close()
-            raise Unavailable(f"the service at {address} ended the handshake: {error}") from error
-        except BaseException:
-            sock.close()
+            if isinstance(error, CorruptData):
+                raise no_service(str(address)) from error
+            if isinstance(error, OSError):
+                raise Unavailable(f"the service at {address} ended the handshake: {error}") from error
             raise
 
     @property

@@ -242,7 +242,7 @@ class StateClient:
     def fetch_entry(self, state: int, key_group: int, key: bytes, user_keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values of some user keys of one key."""
         asked = FetchEntry(*self._who, state, key_group, key, tuple(user_keys))
-        return list(self._call(self._owner(key_group), asked).columns[0])
+        return list(self._call(key_group, asked).columns[0])
 
     def scan_entries(self, state: int, key_group: int, key: bytes, after: bytes | None, max_bytes: int) -> list[Entry]:
         """Return the next entries of one key in user-key order, strictly after ``after`` (None: from the first).
@@ -250,7 +250,7 @@ class StateClient:
         At least one if there is one; about ``max_bytes`` at most. Empty at the end.
         """
         asked = ScanEntries(*self._who, state, key_group, max_bytes, key, after)
-        return _pairs(self._call(self._owner(key_group), asked))[0] or []
+        return _pairs(self._call(key_group, asked))[0] or []
 
     def fetch_due(
         self, state: int, key_groups: Sequence[int], place: ExpiryPlace | None, until: int, *, with_values: bool
@@ -292,7 +292,7 @@ class StateClient:
             after: bytes | None = None
             while True:
                 asked = ScanValues(*self._who, state, group, after)
-                found = _entries(self._call(self._owner(group), asked).data)
+                found = _entries(self._call(group, asked).data)
                 if not found.num_rows:
                     break
                 after = found.column("key")[-1].as_py()
@@ -330,11 +330,10 @@ class StateClient:
         self._see(owner)
         return reply.result()
 
-    def _call(self, owner: int, message: Call[R]) -> R:
+    def _call(self, key_group: int, message: Call[R]) -> R:
+        """Return the reply of a key group's owner."""
+        owner = next(owner for owner, (owned, _) in enumerate(self._owners) if key_group in owned)
         return self._result(owner, self._send(owner, message))
-
-    def _owner(self, key_group: int) -> int:
-        return next(owner for owner, (owned, _) in enumerate(self._owners) if key_group in owned)
 
     def _split(
         self, key_groups: Sequence[int], keys: Sequence[bytes]

@@ -51,13 +51,11 @@ def open_store(
     Raises:
         Invalid: Not a location, or no key where one is to be.
     """
-    key = None
-    if sealing is not None and sealing.key_file is not None:
-        key = read_private_file(sealing.key_file, "sealing key").strip().encode()
     stores = [_open_one(one, options or S3Options()) for one in split_locations(location)]
     store = stores[0] if len(stores) == 1 else ShardedStore(stores)
-    if key is None:
+    if sealing is None or sealing.key_file is None:
         return store
+    key = read_private_file(sealing.key_file, "sealing key").strip().encode()
     sealed = SealedStore(store, key)
     check_strength(key, "the sealing key")
     return sealed

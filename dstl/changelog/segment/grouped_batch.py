@@ -144,9 +144,8 @@ class GroupedBatch:
 
     def cut(self, start: int, stop: int, nbytes: int) -> int:
         """Return where rows from ``start`` reach ``nbytes``: after one row at least, at ``stop`` at most."""
-        if self.size(start, stop) <= nbytes:  # mostly
-            return stop
-        return start + max(1, bisect_right(range(start + 1, stop), nbytes, key=lambda end: self.size(start, end)))
+        ends = range(start + 1, stop + 1)
+        return start + max(1, bisect_right(ends, nbytes, key=lambda end: self.size(start, end)))
 
     def _variable_prefix(self) -> npt.NDArray[np.int64] | None:
         """Running bytes of the columns whose values differ in length, or None where no column's do."""
@@ -185,6 +184,9 @@ class Piece:
     def split(self, nbytes: int) -> Iterator[Piece]:
         """Cut into pieces of at most ``nbytes``, or of one change where that is larger."""
         start = self.start
+        if self.nbytes <= nbytes:  # mostly
+            yield self
+            return
         while start < self.stop:
             stop = self.batch.cut(start, self.stop, nbytes)
             yield Piece(self.batch, start, stop)
