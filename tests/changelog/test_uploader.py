@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import google_crc32c
 import pytest
 
-from dstl.changelog.upload.uploader import StoredObject, Uploader
+from dstl.changelog.upload.uploader import StoredObject, Upload, Uploader
 from dstl.errors import AccessDenied, Closed, DstlError, Invalid, OutcomeUnknown, SlowDown, Unavailable
 from dstl.options import HedgingOptions, UploadOptions
 from dstl.store.base import ObjectInfo
@@ -16,6 +16,7 @@ from tests.simulation.virtual_time import LoopClock, VirtualTimeLoop, run_in_vir
 from worlds.memory_recorder import MemoryRecorder
 
 BODY = b"change sets"
+CRC = google_crc32c.value(BODY)
 
 
 class ScriptedStore(MemoryStore):
@@ -66,6 +67,10 @@ def uploader(store: ScriptedStore, recorder: MemoryRecorder | None = None, **cha
     )
 
 
+def submit(up: Uploader, name_of: Callable[[int], str], *, critical: bool = True, checksum: int = CRC) -> Upload:
+    return up.submit(name_of, BODY, critical=critical, checksum=checksum)
+
+
 def now() -> float:
     return asyncio.get_running_loop().time()
 
@@ -73,8 +78,8 @@ def now() -> float:
 async def test_plain_upload_on_an_ordinary_loop():
     store = ScriptedStore([0.0])
     up = uploader(store)
-    stored = await up.submit(name_of, BODY)
-    assert stored == StoredObject("00/object-0", len(BODY), google_crc32c.value(BODY))
+    stored = await submit(up, name_of)
+    assert stored == StoredObject("00/object-0", len(BODY), CRC)
     assert await store.get(stored.name) == BODY
     await up.close()
 
@@ -83,7 +88,7 @@ async def test_plain_upload_on_an_ordinary_loop():
 async def test_cold_hedge_wins_and_the_loser_leaves_nothing_flink_26485():
     store, recorder = ScriptedStore([30.0, 0.1]), MemoryRecorder()
     up = uploader(store, recorder)
-    upload = up.submit(name_of, BODY)
+    upload = submit(up, name_of)
     assert ((await upload).name, upload.sent, upload.hedges) == ("01/object-1", 2, 1)
     assert now() == pytest.approx(1.1)  # the delay while nothing is known, and the hedge
     await asyncio.sleep(5)
@@ -100,7 +105,7 @@ async def test_cold_hedge_wins_and_the_loser_leaves_nothing_flink_26485():
 async def test_primary_wins_against_its_hedge():
     store = ScriptedStore([1.2, 30.0])
     up = uploader(store)
-    upload = up.submit(name_of, BODY)
+    upload = submit(up, name_of)
     assert ((await upload).name, upload.sent, upload.hedges) == ("00/object-0", 2, 1)
     await up.close()
     await asyncio.sleep(60)
@@ -119,7 +124,7 @@ async def test_failure_comes_only_when_the_last_active_attempt_has_ended_flink_2
 
     store = FirstFails([3.0])
     up = uploader(store, max_attempts=1)
-    stored = await up.submit(name_of, BODY)
+    stored = await submit(up, name_of)
     assert (stored.name, now()) == ("01/object-1", pytest.approx(4.0))
     await up.close()
 
@@ -129,7 +134,7 @@ async def test_timeout_of_the_last_attempt_fails_the_upload_flink_26396():
     store = ScriptedStore([1e6])
     up = uploader(store, max_attempts=2, attempt_timeout_s=3.0, enabled=False)
     with pytest.raises(Unavailable, match="2 attempts failed"):
-        await up.submit(name_of, BODY)
+        await submit(up, name_of)
     assert 6.0 <= now() < 7.0
     await up.close()
     assert store.deleted == ["00/object-0", "01/object-1"]
@@ -140,7 +145,7 @@ async def test_timeout_of_the_last_attempt_fails_the_upload_flink_26396():
 async def test_fault_is_retried_under_a_new_name(fault):
     store, recorder = ScriptedStore([fault, fault, 0.02]), MemoryRecorder()
     up = uploader(store, recorder)
-    upload = up.submit(name_of, BODY)
+    upload = submit(up, name_of)
     assert ((await upload).name, upload.sent, upload.hedges) == ("02/object-2", 3, 0)
     assert recorder.samples["attemptsPerUpload"][0] == recorder.samples["totalAttemptsPerUpload"][0] == 3
     assert recorder.counters["slowDowns"] == (2 if isinstance(fault, SlowDown) else 0)
@@ -154,7 +159,7 @@ async def test_attempts_exhausted_is_unavailable_and_counted():
     store, recorder = ScriptedStore([Unavailable("reset")]), MemoryRecorder()
     up = uploader(store, recorder, max_attempts=4)
     with pytest.raises(Unavailable, match="reset") as caught:
-        await up.submit(name_of, BODY)
+        await submit(up, name_of)
     assert isinstance(caught.value.__cause__, Unavailable)
     assert len(store.asked) == 4
     assert recorder.counters["numberOfUploadRequests"] == recorder.counters["numberOfUploadFailures"] == 1
@@ -166,7 +171,7 @@ async def test_deadline_ends_it_whatever_is_active():
     store = ScriptedStore([1e6])
     up = uploader(store, deadline_s=25.0, max_attempts=100)
     with pytest.raises(Unavailable, match="within 25 s"):
-        await up.submit(name_of, BODY)
+        await submit(up, name_of)
     assert now() == pytest.approx(25.0)
     await up.close()
     assert sorted(store.deleted) == sorted(name for _, name in store.asked)
@@ -178,7 +183,7 @@ async def test_what_cannot_get_better_fails_at_once(fault):
     store = ScriptedStore([fault])
     up = uploader(store)
     with pytest.raises(type(fault)):
-        await up.submit(name_of, BODY)
+        await submit(up, name_of)
     assert len(store.asked) == 1
     await up.close()
 
@@ -195,8 +200,8 @@ async def test_slow_down_is_answered_by_back_off_and_never_by_a_hedge():
 
     store, recorder = Slow503([0.0, 1.6, 0.1]), MemoryRecorder()
     up = uploader(store, recorder)
-    throttled = up.submit(name_of, BODY)
-    late = up.submit(lambda a: f"x{a}/late", BODY)  # would be hedged at 1 s
+    throttled = submit(up, name_of)
+    late = submit(up, lambda a: f"x{a}/late")  # would be hedged at 1 s
     await asyncio.gather(throttled, late)
     assert (throttled.hedges, late.hedges) == (0, 0)
     assert recorder.counters["hedgesSent"] == 0
@@ -213,7 +218,7 @@ async def test_success_needs_the_confirmed_length():
 
     store = Truncating([0.01])
     up = uploader(store)
-    stored = await up.submit(name_of, BODY)
+    stored = await submit(up, name_of)
     assert stored.name == "01/object-1"
     await up.close()
     assert await store.names() == ["01/object-1"]
@@ -223,14 +228,14 @@ async def test_success_needs_the_confirmed_length():
 async def test_close_settles_everything():
     store = ScriptedStore([1e6])
     up = uploader(store)
-    handles = [up.submit(lambda a, i=i: f"{i}-{a}/z", BODY, critical=i % 2 == 0) for i in range(10)]
+    handles = [submit(up, lambda a, i=i: f"{i}-{a}/z", critical=i % 2 == 0) for i in range(10)]
     await asyncio.sleep(0.5)
     await up.close()
     for handle in handles:
         with pytest.raises(Closed):
             await handle
     with pytest.raises(Closed):
-        up.submit(name_of, BODY)
+        submit(up, name_of)
     assert len(store.deleted) == 10
     await up.close()
 
@@ -239,8 +244,8 @@ async def test_close_settles_everything():
 async def test_a_cancelled_await_of_an_upload_does_not_give_it_up_and_its_cancel_does():
     store = ScriptedStore([0.5])
     up = uploader(store)
-    given_up = up.submit(name_of, BODY)
-    handle = up.submit(lambda a: f"h{a}/z", BODY)
+    given_up = submit(up, name_of)
+    handle = submit(up, lambda a: f"h{a}/z")
     other = asyncio.ensure_future(_await(handle))
     await asyncio.sleep(0.1)
     given_up.cancel()
@@ -260,8 +265,8 @@ def test_make_critical_brings_the_hedge_forward():
         store = ScriptedStore([0.1] * 400 + [50.0, 0.1, 50.0, 0.1])
         up = uploader(store, target=0.04)
         for i in range(400):
-            await up.submit(lambda a, i=i: f"warm{i}-{a}/z", BODY)
-        handle = up.submit(lambda a: f"left-{a}/z", BODY, critical=False)
+            await submit(up, lambda a, i=i: f"warm{i}-{a}/z")
+        handle = submit(up, lambda a: f"left-{a}/z", critical=False)
         began = now()
         await asyncio.sleep(0.125)
         handle.make_critical()
@@ -269,7 +274,7 @@ def test_make_critical_brings_the_hedge_forward():
         await handle
         promoted = now() - began
         began = now()
-        await up.submit(lambda a: f"crit-{a}/z", BODY)
+        await submit(up, lambda a: f"crit-{a}/z")
         await up.close()
         return promoted, now() - began
 
@@ -284,7 +289,7 @@ async def test_busy_loop_is_not_blamed_on_the_store():
     up = uploader(store, recorder)
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualTimeLoop)
-    handle = up.submit(name_of, BODY)
+    handle = submit(up, name_of)
     loop.call_later(0.5, loop.advance, 3.0)  # the loop is blocked past answer and timer
     await handle
     assert (handle.sent, handle.hedges) == (1, 0)
@@ -302,7 +307,7 @@ async def test_hedge_uses_the_other_pool():
         hedging=HedgingOptions(),
         hedge_store=second,
     )
-    handle = up.submit(name_of, BODY)
+    handle = submit(up, name_of)
     await asyncio.sleep(1.5)
     assert (len(first.asked), len(second.asked)) == (1, 1)
     await up.close()
@@ -313,7 +318,7 @@ async def test_hedge_uses_the_other_pool():
 def test_known_checksum_is_taken_as_given():
     async def work() -> StoredObject:
         up = uploader(ScriptedStore([0.01]))
-        stored = await up.submit(name_of, BODY, checksum=7)
+        stored = await submit(up, name_of, checksum=7)
         await up.close()
         return stored
 
@@ -335,7 +340,7 @@ def test_any_mix_of_faults_settles_every_upload_and_leaves_only_winners(seed):
         up = uploader(store, MemoryRecorder(), deadline_s=20.0)
         handles = []
         for i in range(200):
-            handles.append(up.submit(lambda a, i=i: f"{i}-{a}/z", BODY, critical=rng.random() < 0.5))
+            handles.append(submit(up, lambda a, i=i: f"{i}-{a}/z", critical=rng.random() < 0.5))
             await asyncio.sleep(rng.expovariate(20))
             if rng.random() < 0.3:
                 rng.choice(handles).make_critical()

@@ -116,9 +116,6 @@ class Block:
 
     def slices(self) -> Iterator[tuple[KeyGroup, SequenceNumber, pa.RecordBatch]]:
         """Yield the rows of each run; nothing is copied."""
-        if len(self.runs) == 1:
-            yield (*self.runs[0][:2], self.batch)
-            return
         at = 0
         for key_group, sqn, records in self.runs:
             yield key_group, sqn, self.batch.slice(at, records)

@@ -205,13 +205,11 @@ def pack_header() -> bytes:
 
 
 def check_header(data: bytes, where: str, version: tuple[int, int]) -> None:
-    """Check the first bytes of a segment against its trailer's version.
+    """Check the first :data:`HEADER_SIZE` bytes of a segment, which has a trailer, against that one's version.
 
     Raises:
         CorruptData: They are not what was written.
     """
-    if len(data) < HEADER_SIZE:
-        raise CorruptData(f"{where}: {len(data)} bytes are too few for a segment; restore it from a replica")
     magic, major, minor, checksum = _HEADER.unpack_from(data)
     if magic != _HEAD_MAGIC or google_crc32c.value(data[: HEADER_SIZE - 4]) != checksum or (major, minor) != version:
         raise CorruptData(f"{where}: the segment's header is damaged; restore it from a replica")

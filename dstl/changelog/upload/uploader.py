@@ -11,8 +11,6 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 
-import google_crc32c
-
 from dstl.changelog.upload.connection_pools import ConnectionPools
 from dstl.changelog.upload.hedging import HedgePolicy, Verdict
 from dstl.crash_points import reach
@@ -383,8 +381,8 @@ class Uploader:
         name_of: Callable[[int], str],
         data: bytes | memoryview,
         *,
-        critical: bool = True,
-        checksum: int | None = None,
+        critical: bool,
+        checksum: int,
     ) -> Upload:
         """Start an upload and return its handle at once.
 
@@ -393,7 +391,7 @@ class Uploader:
                 time, for what is slow may be the part of the store that the first element leads to.
             data: The body; frozen from now on.
             critical: Whether a checkpoint waits for it; see :meth:`Upload.make_critical`.
-            checksum: CRC-32C of ``data`` if it is known; computed otherwise (0.1 ms per MB, on the loop).
+            checksum: CRC-32C of ``data``.
 
         Raises:
             Closed: The uploader was closed before. Awaiting the upload raises it, too, if it is closed meanwhile.
@@ -402,8 +400,6 @@ class Uploader:
         """
         if self._closed:
             raise Closed("the uploader is closed: open the changelog storage again")
-        if checksum is None:
-            checksum = google_crc32c.value(bytes(data))
         upload = Upload(self, name_of, data, checksum, critical)
         self._uploads[upload] = None
         upload.attempt(hedge=False)
