@@ -209,7 +209,9 @@ class StateBackend(StatefulOperators, ReadableStates):
         self._closer: weakref.finalize[Any, StateBackend] | None = None
         runtime = system_runtime()
         conf = settings_of(session)
-        sections = (batching, upload, hedging, materialization, s3, sealing, memory, rocksdb)
+        log = {"batching": batching, "upload": upload, "hedging": hedging}
+        state = {"materialization": materialization, "memory": memory, "rocksdb": rocksdb}
+        sections = {**log, **state, "s3": s3, "sealing": sealing}
         config = TaskManagerConfig.resolve(absolute, table, max_parallelism, sections, os.environ, conf)
         checkpoints = resolve("checkpoints", CheckpointOptions, checkpoints, os.environ, conf)
         check_grace(checkpoints)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
@@ -57,7 +58,7 @@ class TaskManagerConfig:
         location: str,
         table: TableKind,
         max_parallelism: int,
-        given: Sequence[BaseModel | None],
+        given: Mapping[str, BaseModel | None],
         environment: Mapping[str, str],
         spark_conf: Mapping[str, str],
     ) -> TaskManagerConfig:
@@ -67,7 +68,7 @@ class TaskManagerConfig:
             location: Where state is stored.
             table: ``heap`` or ``rocksdb``.
             max_parallelism: Number of key groups.
-            given: The sections in the order of the attributes; None where the user has given none.
+            given: The sections that the user may have given, by name.
             environment: The process's environment.
             spark_conf: Spark's configuration.
 
@@ -75,8 +76,9 @@ class TaskManagerConfig:
             Invalid: An option is misspelt or out of range.
         """
         sections = {
-            name: resolve(name, SECTIONS[name], section, environment, spark_conf)
-            for name, section in zip(_SECTIONS, given, strict=True)
+            each.name: resolve(each.name, SECTIONS[each.name], given.get(each.name), environment, spark_conf)
+            for each in fields(TaskManagerConfig)
+            if each.name in SECTIONS
         }
         return TaskManagerConfig(location, table, max_parallelism, **sections)  # type: ignore[arg-type]
 
@@ -92,6 +94,3 @@ class TaskManagerConfig:
             ValueError: It is not a configuration.
         """
         return TypeAdapter(cls).validate_json(data)
-
-
-_SECTIONS = ("batching", "upload", "hedging", "materialization", "s3", "sealing", "memory", "rocksdb")

@@ -147,5 +147,5 @@ def _draw_options(
         min_live_share=rng.choice((0.0, 0.5, 0.9)),
         publish_within_s=rng.choice((1.0, 30.0)),
     )
-    given = (batching, upload, hedging, materialization, *[None] * 4)
+    given = {"batching": batching, "upload": upload, "hedging": hedging, "materialization": materialization}
     return checkpoints, TaskManagerConfig.resolve("sim://", "heap", max_parallelism, given, {}, {})
