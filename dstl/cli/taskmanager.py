@@ -19,7 +19,7 @@ from dstl.metrics import MetricSet
 from dstl.monitoring.exposition import CONTENT_TYPE, Exposition, Labelled
 from dstl.monitoring.server import PageServer, Reply
 from dstl.process.launch_spec import LaunchSpec
-from dstl.process.lifecycle import ProcessLife, tune_interpreter
+from dstl.process.lifecycle import ProcessLife, tune_process
 from dstl.rpc.client import Address
 from dstl.rpc.protocol import Secret
 from dstl.taskmanager.process_metrics import process_sample
@@ -108,7 +108,7 @@ async def _serve(spec: LaunchSpec, recorder: MetricSet) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    tune_interpreter()
+    tune_process()
     await ProcessLife(spec, recorder).run(ended)
 
 

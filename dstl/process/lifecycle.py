@@ -16,6 +16,7 @@ from dstl.errors import CorruptData, DstlError, Invalid, Unavailable
 from dstl.files.config import FileConfig
 from dstl.jvm.build import check_version
 from dstl.metrics import MetricSet
+from dstl.open_files import raise_open_file_limit
 from dstl.process.launch_spec import LaunchSpec, answer_line
 from dstl.rpc.async_connection import AsyncConnection
 from dstl.rpc.client import Address
@@ -46,8 +47,9 @@ SWITCH_INTERVAL_S = 0.001
 Python's own 5 ms, several times per batch, would be the largest part of what a materialization costs a batch."""
 
 
-def tune_interpreter() -> None:
-    """Let the interpreter of this process serve: to be called when all is imported, before it begins."""
+def tune_process() -> None:
+    """Let this process serve: to be called when all is imported, before it begins."""
+    raise_open_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # What was imported stays. The collector takes 20 ms to walk it, and would again and again between tasks.
     gc.freeze()

@@ -17,9 +17,8 @@ from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING
 
 from dstl.errors import DstlError, Unavailable
-from dstl.open_files import raise_open_file_limit
 from dstl.process.launch_spec import LaunchSpec, refusal_line
-from dstl.process.lifecycle import ProcessLife, tune_interpreter
+from dstl.process.lifecycle import ProcessLife, tune_process
 from dstl.runtime import end_tasks
 from dstl.store import open_store
 
@@ -108,6 +107,5 @@ def main(open_store: OpenStore = open_store) -> int:
     if "DSTL_LOG_LEVEL" not in os.environ:
         # A restore that takes long says so.
         logging.getLogger("materializer.restore.progress").setLevel(logging.INFO)
-    raise_open_file_limit()
-    tune_interpreter()
+    tune_process()
     return asyncio.run(_main(open_store))

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -125,6 +126,19 @@ async def test_a_signal_ends_it_well(tmp_path: Path, secret_file: Path, seed: in
         process.send_signal(signal.SIGTERM)
         code, _, said = await ended(process)
         assert code == 0, said
+
+
+async def test_a_service_may_open_as_many_files_as_its_host_has(tmp_path: Path, secret_file: Path, seed: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with coordinating(tmp_path, seed) as service:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
+        try:
+            process = start(f"127.0.0.1:{service.address.port}", "--secret-file", str(secret_file))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        await registered(service)
+        assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    await ended(process)
 
 
 async def test_another_applications_secret_is_refused_and_not_repeated(tmp_path: Path, seed: int) -> None:
