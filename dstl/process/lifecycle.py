@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from typing import TYPE_CHECKING
 
 from dstl.crash_points import reach
@@ -113,8 +113,7 @@ class ProcessLife:
 
         config = FileConfig.of(self._spec.options, os.environ)
         async with AsyncExitStack() as stack:
-            scratch = ScratchDirectory()
-            stack.callback(scratch.close)
+            scratch = stack.enter_context(closing(ScratchDirectory()))
             coordinator = FileCoordinator(self._spec.host, self._spec.secret, config, self._runtime, self._open_store)
             stack.push_async_callback(coordinator.close)
             coordinator.address = await self._listen(coordinator.service.server, scratch)
@@ -192,8 +191,7 @@ class ProcessLife:
         """Serve tables of key groups, or files of this host, and yield where, and what hands them over at the end."""
         await call_in_thread(sweep_scratch_directories)
         async with AsyncExitStack() as stack:
-            scratch = ScratchDirectory()
-            stack.callback(scratch.close)
+            scratch = stack.enter_context(closing(ScratchDirectory()))
             if config.location:
                 server, hand_over = self._open_tables(config, scratch, stack), _hand_nothing_over
             else:

@@ -7,8 +7,7 @@ import java.io.IOException;
 import java.io.OutputStream;
 import java.net.URI;
 import java.nio.ByteBuffer;
-import java.util.ArrayList;
-import java.util.HashSet;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -180,14 +179,12 @@ public final class DstlFileSystem extends FileSystem {
   @Override
   public FileStatus[] listStatus(Path path) throws IOException {
     Connection.Reply reply = Service.call("list_files", Map.of("path", key(path), "run", run()));
-    List<FileStatus> found = new ArrayList<>();
-    Set<String> names = new HashSet<>();
+    Map<String, FileStatus> found = new LinkedHashMap<>();
     for (Object each : reply.list("entries")) {
       List<?> entry = (List<?>) each;
       Path child = new Path(makeQualified(path), (String) entry.get(0));
       long size = ((Number) entry.get(1)).longValue();
-      names.add(child.getName());
-      found.add(status(child, size, ((Number) entry.get(2)).longValue()));
+      found.put(child.getName(), status(child, size, ((Number) entry.get(2)).longValue()));
     }
     if (reply.flag("is_file")) {
       return new FileStatus[] {getFileStatus(path)};
@@ -196,15 +193,13 @@ public final class DstlFileSystem extends FileSystem {
     for (String each : DIRECTORIES) {
       if (each.startsWith(prefix)) {
         String name = each.substring(prefix.length()).split("/", 2)[0];
-        if (names.add(name)) {
-          found.add(status(new Path(makeQualified(path), name), -1, 0));
-        }
+        found.putIfAbsent(name, status(new Path(makeQualified(path), name), -1, 0));
       }
     }
     if (found.isEmpty() && !DIRECTORIES.contains(key(path))) {
       throw new FileNotFoundException(path + " is not there");
     }
-    return found.toArray(new FileStatus[0]);
+    return found.values().toArray(new FileStatus[0]);
   }
 
   @Override
