@@ -184,12 +184,6 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def _answer(self, *, with_body: bool) -> None:
         self.server.work_for(self.connection)
         reply = self._reply()
         self.server.wait_for(self.connection)
@@ -198,8 +192,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(reply.body)))
         self.end_headers()
-        if with_body:
+        if self.command != "HEAD":
             self.wfile.write(reply.body)
+
+    do_HEAD = do_GET
 
     def _reply(self) -> Reply:
         if self.server.is_closing:
