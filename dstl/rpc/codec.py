@@ -100,10 +100,6 @@ def reply_of(kind: type[Call[R]]) -> type[R]:
     return found
 
 
-class _Wrong(Exception):
-    """A value that its field cannot hold."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Type:
     """Converters of one annotated type.
@@ -111,7 +107,7 @@ class _Type:
     Attributes:
         plain: Classes of values that are taken as they are.
         encode: Makes plain data of a value; None: it is plain.
-        decode: Makes a value of what is not plain; raises ``_Wrong`` or ``ValueError``.
+        decode: Makes a value of what is not plain; raises ``ValueError``.
     """
 
     plain: frozenset[type]
@@ -167,7 +163,7 @@ class _Shape:
                     values.append(each.read(value))
         except KeyError:
             raise self._refusal(f"has no field {name!r}") from None
-        except (_Wrong, ValueError) as wrong:
+        except ValueError as wrong:
             raise self._refusal(f"has a field {name!r} that is malformed: {wrong}") from None
         if len(header) + len(self._bulk) != len(values):
             unknown = sorted(map(str, header.keys() - set(self._names)))
@@ -204,7 +200,7 @@ class _Shape:
     def from_list(self, plain: Any) -> Any:
         """Return a nested dataclass."""
         if type(plain) is not list or len(plain) != len(self._names):
-            raise _Wrong(f"{brief(plain)} is not the {len(self._names)} values of a {self._kind.__name__}")
+            raise ValueError(f"{brief(plain)} is not the {len(self._names)} values of a {self._kind.__name__}")
         return self._kind(*(each.read(value) for each, value in zip(self._types, plain, strict=True)))
 
 
@@ -213,7 +209,7 @@ _shape: Callable[[Any], _Shape] = cache(_Shape)
 
 def _refuse(names: str) -> _Convert:
     def refuse(value: Any) -> Any:
-        raise _Wrong(f"{brief(value)} is not of type {names}")
+        raise ValueError(f"{brief(value)} is not of type {names}")
 
     return refuse
 
@@ -270,7 +266,7 @@ def _tuple(args: tuple[Any, ...]) -> _Type:
 
     def decode(value: Any) -> Any:
         if type(value) is not list or len(value) != len(items):
-            raise _Wrong(f"{brief(value)} is not a tuple of {len(items)}")
+            raise ValueError(f"{brief(value)} is not a tuple of {len(items)}")
         return tuple(item.read(each) for item, each in zip(items, value, strict=True))
 
     if all(item.encode is None for item in items):
@@ -287,7 +283,7 @@ def _sequence(item: _Type) -> _Type:
 
     def decode(value: Any) -> Any:
         if type(value) is not list:
-            raise _Wrong(f"{brief(value)} is not a tuple")
+            raise ValueError(f"{brief(value)} is not a tuple")
         return tuple(value) if plain.issuperset(map(type, value)) else tuple(map(read, value))
 
     return _Type(frozenset(), (lambda value: list(map(encode, value))) if encode else None, decode)
@@ -299,7 +295,7 @@ def _mapping_type(key: Any, value: Any) -> _Type:
 
     def decode(plain: Any) -> Any:
         if type(plain) is not dict:
-            raise _Wrong(f"{brief(plain)} is not a mapping")
+            raise ValueError(f"{brief(plain)} is not a mapping")
         return {keys.read(name): values.read(each) for name, each in plain.items()}
 
     if encode is None:

@@ -65,9 +65,6 @@ class Secret:
     def __repr__(self) -> str:
         return "Secret(***)"
 
-    def __reduce__(self) -> tuple[type[Secret], tuple[bytes]]:
-        return Secret, (self._key,)
-
     def reveal(self) -> bytes:
         """Return the key: for the handshake and for handing it to a child process over a pipe."""
         return self._key
