@@ -15,7 +15,8 @@ from itertools import repeat
 import numpy as np
 import pyarrow as pa
 
-from dstl.changelog.change_set import OP_CLEAR, OP_PUT, common_width, value_offsets
+from dstl.changelog.change_set import OP_CLEAR, OP_PUT
+from dstl.column_buffers import rows_of
 from dstl.errors import Closed, Invalid, Unavailable
 from handles.key_group import KeyGroup
 from materializer.tables.base import (
@@ -33,14 +34,13 @@ from materializer.tables.columns import (
     ChangeRun,
     PageBuilder,
     change_runs,
-    fixed_column,
-    fixed_items,
     is_all_empty,
     key_group_runs,
     key_items,
+    value_items,
 )
 from materializer.tables.heap_group import HeapGroup
-from materializer.tables.key_places import ONE_BY_ONE, FixedItems, Keys, names_of
+from materializer.tables.key_places import ONE_BY_ONE, Keys, names_of
 from materializer.tables.value_slots import ValueSlots
 
 ENTRY_OVERHEAD_BYTES = 130
@@ -165,7 +165,7 @@ class HeapStateTable:
         for group, start, stop in runs:
             if group in places:
                 valid[start:stop] = places[group].take(names[start:stop], found[start:stop])
-        return fixed_column(found, pa.binary(), valid)
+        return rows_of(found, valid=valid)
 
     def get_entries(self, state: int, key_groups: KeyGroups, keys: Sequence[bytes]) -> list[list[tuple[bytes, bytes]]]:
         """Return all (user key, value) of each key, in user key order."""
@@ -271,17 +271,14 @@ class HeapStateTable:
             for state, start, stop in key_group_runs(states):
                 content = restored.setdefault(state, HeapGroup(self._epoch))
                 part = page.slice(start, stop - start)
-                keys, values = key_items(part.column("key")), part.column("value")
-                width = common_width(value_offsets(values))
-                if not is_all_empty(part.column("user_key")):
-                    user_keys = part.column("user_key").to_pylist()
-                    for key, user_key, value in zip(names_of(keys), user_keys, values.to_pylist(), strict=True):
-                        content.put(key, user_key, value)
-                elif width:
-                    fixed = fixed_items(values, width)
-                    content.put_all(keys, fixed, width, owned=part.num_rows == page.num_rows and _is_most(fixed, page))
-                else:
-                    content.put_all(keys, values.to_pylist())
+                keys, (values, width) = key_items(part.column("key")), value_items(part.column("value"))
+                if is_all_empty(part.column("user_key")):
+                    owned = part.num_rows == page.num_rows and _is_most(values, page)
+                    content.put_all(keys, values, width, owned=owned)
+                    continue
+                user_keys = part.column("user_key").to_pylist()
+                for key, user_key, value in zip(names_of(keys), user_keys, names_of(values), strict=True):
+                    content.put(key, user_key, value)
         self.drop_key_group(key_group)
         for state, content in restored.items():
             self._states.setdefault(state, {})[key_group] = content
@@ -420,9 +417,9 @@ def _slots_of(content: HeapGroup | None) -> ValueSlots | None:
     return content.points
 
 
-def _is_most(values: FixedItems, page: pa.RecordBatch) -> bool:
+def _is_most(values: Keys, page: pa.RecordBatch) -> bool:
     """Return whether a page's values may stay where they are: what else lies there would be held with them."""
-    return values.flags.writeable and values.nbytes >= _MOST * page.nbytes
+    return isinstance(values, np.ndarray) and values.flags.writeable and values.nbytes >= _MOST * page.nbytes
 
 
 def _apply_one_by_one(content: HeapGroup, run: ChangeRun) -> None:
