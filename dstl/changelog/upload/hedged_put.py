@@ -34,15 +34,11 @@ class StoredObject:
         name: Of the object, relative to the store's location.
         size: In bytes, confirmed by the store.
         checksum: CRC-32C of the bytes.
-        attempts: Requests sent, hedges included.
-        hedged: Whether a hedge was sent (the winner may be either).
     """
 
     name: str
     size: int
     checksum: int
-    attempts: int
-    hedged: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +207,7 @@ class Upload:
         for attempt in active:
             if attempt is not winner:
                 self._discard(attempt)
-        stored = StoredObject(winner.name, self._size, self._checksum, self.sent, self.hedges > 0)
+        stored = StoredObject(winner.name, self._size, self._checksum)
         self._settle(stored=True)
         self._future.set_result(stored)
         owner.settled(self)
