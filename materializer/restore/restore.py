@@ -104,18 +104,6 @@ async def heap_tables(
         restore.close_tables()
 
 
-def _explain(checkpoint: CompletedCheckpoint, error: DstlError) -> DstlError:
-    what = f"checkpoint {checkpoint.checkpoint_id} (batch {checkpoint.batch_id}) cannot be restored: {error}"
-    if isinstance(error, (CorruptData, MissingState)):
-        what += (
-            ". Bring the object back from a replica, or go back to an older checkpoint with "
-            'StateBackend(..., restore="previous")'
-        )
-    # Of an error with more arguments than what it says, the kind that callers know.
-    kind: type[DstlError] = next(kind for kind in type(error).__mro__ if kind.__module__ == DstlError.__module__)
-    return kind(what)
-
-
 class TableRestore:
     """One restore: :meth:`open` gives tables that can be used, :meth:`load` ends when nothing is missing.
 
@@ -244,7 +232,16 @@ class TableRestore:
 
     def _explain(self, error: DstlError) -> DstlError:
         assert self._checkpoint is not None
-        return _explain(self._checkpoint, error)
+        number, batch = self._checkpoint.checkpoint_id, self._checkpoint.batch_id
+        what = f"checkpoint {number} (batch {batch}) cannot be restored: {error}"
+        if isinstance(error, (CorruptData, MissingState)):
+            what += (
+                ". Bring the object back from a replica, or go back to an older checkpoint with "
+                'StateBackend(..., restore="previous")'
+            )
+        # Of an error with more arguments than what it says, the kind that callers know.
+        kind: type[DstlError] = next(kind for kind in type(error).__mro__ if kind.__module__ == DstlError.__module__)
+        return kind(what)
 
     def _start(self, operator: str) -> None:
         load, task = self._loads[operator], self._running.get(operator)
