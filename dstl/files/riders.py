@@ -108,6 +108,7 @@ class Riders:
 
     def keep_only(self, run: str) -> None:
         """Forget all runs but one, and those of no run."""
-        for each in [each for each in self._by_run if each not in (run, "")]:
+        gone = [each for each in self._by_run if each not in (run, "")]
+        for each in gone:
             del self._by_run[each]
             self._trees.pop(each, None)
