@@ -107,9 +107,7 @@ class MaterializedStateHandle(BaseModel):
 
     def objects(self) -> Iterator[str]:
         """Yield the names of the objects that the handle needs."""
-        yield self.name
-        for file in self.files:
-            yield file.name
+        return (name for name, _ in self.sizes())
 
     def bases(self) -> Iterator[KeyGroupBase]:
         """Yield the parts one by one."""
