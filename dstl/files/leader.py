@@ -17,7 +17,7 @@ from dstl.files.options import FileOptions
 from dstl.files.participants import Participants
 from dstl.files.records import OwnRecords, Records
 from dstl.files.riders import Rider
-from dstl.files.rules import batch_of
+from dstl.files.rules import batch_of, newest_batch
 from dstl.rpc.codec import Payload
 from dstl.runtime import Clock, Runtime
 from handles.file_record import FileEntry, barrier_batch
@@ -137,8 +137,7 @@ class LeaderDirectory(Directory):
         await self._records.lead()
         async with self.barriers.turn:
             self.run.serve(member, run)
-            commits = (barrier_batch(f"commits/{name}") for name, _, _ in self._seen("commits", run))
-            return max((batch for batch in commits if batch is not None), default=-1)
+            return newest_batch("commits", (name for name, _, _ in self._seen("commits", run)))
 
     async def claim(self) -> bool:
         """Take the directory over, as the first write does; returns whether there are files in it."""
