@@ -1,7 +1,8 @@
 """Arrow columns and numpy arrays over the same buffers: numbers, truth values, and binary values.
 
 Arrow's own ways between the two (``pa.array``, ``pa.scalar``, ``to_numpy``, ``fill_null``) import pandas when they are
-first called, where it is installed: that takes longer than all else that a worker imports.
+first called, where it is installed: that takes longer than all else that a worker imports. And its functions let go of
+the interpreter for each call, which costs more than to read positions off the buffers.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import pyarrow as pa
 
 Bytes = npt.NDArray[np.uint8]
 Positions = npt.NDArray[np.int64]
+Offsets = npt.NDArray[np.signedinteger]
 Nulls = npt.NDArray[np.bool_] | None
 """True where a column is null; None for nowhere."""
 
 _MAX_BYTES = (1 << 31) - 1  # what 32-bit offsets reach
+_SCAN = 1 << 15  # offsets whose differences, 128 KiB, stay in a core's cache
+_BINARY = pa.binary()
 _NUMBERS = [np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)]
 _ARROW_KINDS = {each: pa.from_numpy_dtype(each) for each in _NUMBERS}
 _NUMPY_KINDS = {kind.id: each for each, kind in _ARROW_KINDS.items()}
@@ -88,9 +92,22 @@ def binary_of(data: npt.NDArray[Any], lengths: npt.NDArray[np.integer]) -> pa.Ar
     return _binary(offsets, data)
 
 
-def rows_of(rows: npt.NDArray[Any]) -> pa.Array:
-    """Return the items of a contiguous array of any type as binary values of one width, not copied."""
-    return _binary(np.arange(len(rows) + 1, dtype=np.int64) * rows.dtype.itemsize, rows)
+def rows_of(
+    rows: npt.NDArray[Any], kind: pa.DataType = _BINARY, valid: npt.NDArray[np.bool_] | None = None
+) -> pa.Array:
+    """Return the items of a contiguous array of any type as binary values of one width, not copied where all are valid.
+
+    Args:
+        rows: The items.
+        kind: ``binary`` or ``large_binary``.
+        valid: False for rows that are null, whatever their item is; None: none is.
+    """
+    offsets, nulls = np.arange(len(rows) + 1, dtype=np.int64), None
+    if valid is not None and not valid.all():
+        nulls = pa.py_buffer(np.packbits(valid, bitorder="little"))
+        np.cumsum(valid, out=offsets[1:])
+        rows = rows[valid]
+    return _binary(offsets * rows.dtype.itemsize, rows, kind, nulls)
 
 
 def empty_values(count: int) -> pa.Array:
@@ -98,24 +115,67 @@ def empty_values(count: int) -> pa.Array:
     return _binary(np.zeros(count + 1, np.int64), np.empty(0, np.uint8))
 
 
+def value_offsets(column: pa.Array) -> Offsets:
+    """Return the ``len + 1`` offsets of a binary, or large binary, array into its data buffer, as a view."""
+    dtype = np.dtype(np.int64 if pa.types.is_large_binary(column.type) else np.int32)
+    buffer = column.buffers()[1]
+    if buffer is None:
+        return np.zeros(1, dtype)
+    return np.frombuffer(buffer, dtype, len(column) + 1, column.offset * dtype.itemsize)
+
+
+def common_width(offsets: Offsets) -> int | None:
+    """Return the length of every value; None where they differ or there is none."""
+    if len(offsets) < 2:
+        return None
+    # The whole must have the width of the first, which is quick to refuse; then each must.
+    width = int(offsets[1] - offsets[0])
+    if int(offsets[-1]) - int(offsets[0]) != width * (len(offsets) - 1):
+        return None
+    # Piece by piece, so that the differences stay in the cache.
+    for at in range(0, len(offsets) - 1, _SCAN):
+        piece = offsets[at : at + _SCAN + 1]
+        if not bool((piece[1:] - piece[:-1] == width).all()):
+            return None
+    return width
+
+
+def data_of(values: pa.Array) -> Bytes:
+    """Return the data buffer of a binary array, in which :func:`value_offsets` are positions."""
+    buffer = values.buffers()[2]
+    return np.frombuffer(buffer, np.uint8) if buffer is not None else np.empty(0, np.uint8)
+
+
 def content_of(values: pa.Array) -> tuple[Bytes, Positions]:
     """Return the data buffer of a binary array and where each value begins and ends (``len + 1`` offsets)."""
-    offsets = np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, 4 * values.offset).astype(np.int64)
-    buffer = values.buffers()[2]
-    return (np.frombuffer(buffer, np.uint8) if buffer is not None else np.empty(0, np.uint8)), offsets
+    return data_of(values), value_offsets(values).astype(np.int64)
 
 
-def lengths_of(values: pa.Array) -> Positions:
+def bytes_of(values: pa.Array) -> Bytes:
+    """Return the bytes of all values, which lie back to back, not copied; those of a null are undefined."""
+    offsets = value_offsets(values)
+    return data_of(values)[int(offsets[0]) : int(offsets[-1])]
+
+
+def lengths_of(values: pa.Array) -> Offsets:
     """Return the length of each value; that of a null is undefined."""
-    return np.diff(content_of(values)[1])
+    return np.diff(value_offsets(values))
 
 
 def fixed_width_of(values: pa.Array, width: int) -> Bytes | None:
     """Return values without nulls as a contiguous buffer if each has this width, else None."""
-    data, offsets = content_of(values)
-    if int(offsets[-1] - offsets[0]) != width * len(values) or not bool((np.diff(offsets) == width).all()):
-        return None
-    return data[int(offsets[0]) : int(offsets[-1])]
+    return None if len(values) and common_width(value_offsets(values)) != width else bytes_of(values)
+
+
+def items_of(values: pa.Array, kind: np.dtype[Any]) -> tuple[npt.NDArray[Any], Positions]:
+    """Return the items of this type that each value is made of, and for each item the position of its value.
+
+    Args:
+        values: Binary; a null has no items.
+        kind: Each value has a whole number of these.
+    """
+    whole = filled(values, b"")
+    return bytes_of(whole).view(kind), np.repeat(np.arange(len(whole)), lengths_of(whole) // kind.itemsize)
 
 
 def piece_of(values: pa.Array, ends: npt.NDArray[np.int64], piece: int) -> pa.Array:
@@ -127,7 +187,7 @@ def piece_of(values: pa.Array, ends: npt.NDArray[np.int64], piece: int) -> pa.Ar
         piece: Which one.
     """
     offsets = np.empty(ends.size + 1, np.int32)
-    offsets[0], offsets[1:] = content_of(values)[1][0], ends.reshape(-1)
+    offsets[0], offsets[1:] = value_offsets(values)[0], ends.reshape(-1)
     buffers = [None, pa.py_buffer(offsets), values.buffers()[2]]
     pieces = np.arange(piece, ends.size, ends.shape[1])
     return pa.Array.from_buffers(pa.binary(), ends.size, buffers).take(array_of(pieces))
@@ -168,8 +228,12 @@ def from_int64(numbers: npt.NDArray[np.int64], nulls: Nulls, arrow_type: pa.Data
     return of_kind(column, arrow_type)
 
 
-def _binary(offsets: Positions, data: npt.NDArray[Any]) -> pa.Array:
-    if int(offsets[-1]) > _MAX_BYTES:
-        raise OverflowError(f"{int(offsets[-1])} bytes do not fit one column")
-    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(np.ascontiguousarray(data))]
-    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+def _binary(
+    offsets: Positions, data: npt.NDArray[Any], kind: pa.DataType = _BINARY, nulls: pa.Buffer | None = None
+) -> pa.Array:
+    if kind == _BINARY:
+        if int(offsets[-1]) > _MAX_BYTES:
+            raise OverflowError(f"{int(offsets[-1])} bytes do not fit one column")
+        offsets = offsets.astype(np.int32)
+    buffers = [nulls, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]
+    return pa.Array.from_buffers(kind, len(offsets) - 1, buffers)

@@ -186,11 +186,14 @@ class CompletedCheckpoint(BatchState):
         _check_bases(self)
         return self
 
+    def sizes(self) -> dict[object, int]:
+        """Return the bytes of everything that it refers to, each object of bases and each segment once."""
+        return {s.segment: s.segment[1] for s in self.segments} | dict(b for m in self.materialized for b in m.sizes())
+
     @property
     def full_bytes(self) -> int:
         """Bytes of everything that the checkpoint refers to: the older generation of bases and its log included."""
-        segments = {s.segment: s.segment[1] for s in self.segments}
-        return sum(segments.values()) + sum(dict(each for m in self.materialized for each in m.sizes()).values())
+        return sum(self.sizes().values())
 
 
 def log_coverage(checkpoint: CompletedCheckpoint) -> dict[str, SequenceNumberRange]:

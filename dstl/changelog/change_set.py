@@ -1,9 +1,6 @@
 """The changes of one log under one sequence number, while they are being collected.
 
 A change is one row of :data:`CHANGE_SCHEMA`. Batches are kept as they come, without a copy.
-
-The positions of values in a binary column are read off its buffers: Arrow's own functions let go of the interpreter
-for each call, which costs more.
 """
 
 from __future__ import annotations
@@ -13,41 +10,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from dstl.column_buffers import value_offsets
 from dstl.errors import Invalid
 from handles.key_group import MAX_MAX_PARALLELISM
-
-_SCAN = 1 << 15  # offsets whose differences, 128 KiB, stay in a core's cache
-
-Offsets = npt.NDArray[np.signedinteger]
-
-
-def value_offsets(column: pa.Array) -> Offsets:
-    """Return the ``len + 1`` offsets of a binary, or large binary, array into its data buffer, as a view."""
-    dtype = np.dtype(np.int64 if pa.types.is_large_binary(column.type) else np.int32)
-    buffer = column.buffers()[1]
-    if buffer is None:
-        return np.zeros(1, dtype)
-    return np.frombuffer(buffer, dtype, len(column) + 1, column.offset * dtype.itemsize)
-
-
-def common_width(offsets: Offsets) -> int | None:
-    """Return the length of every value; None where they differ or there is none."""
-    if len(offsets) < 2:
-        return None
-    # The whole must have the width of the first, which is quick to refuse; then each must.
-    width = int(offsets[1] - offsets[0])
-    if int(offsets[-1]) - int(offsets[0]) != width * (len(offsets) - 1):
-        return None
-    # Piece by piece, so that the differences stay in the cache.
-    for at in range(0, len(offsets) - 1, _SCAN):
-        piece = offsets[at : at + _SCAN + 1]
-        if not bool((piece[1:] - piece[:-1] == width).all()):
-            return None
-    return width
-
 
 CHANGE_SCHEMA: pa.Schema = pa.schema(
     [

@@ -11,7 +11,7 @@ import typer
 
 from dstl.checkpoint.savepoint.creation import create_savepoint
 from dstl.checkpoint.savepoint.deletion import WRITING_GRACE_S, SavepointListing, delete_savepoint, list_savepoints
-from dstl.checkpoint.savepoint.format import Savepoint, directory_of
+from dstl.checkpoint.savepoint.format import Savepoint, savepoint_location
 from dstl.checkpoint.upkeep.verification import verify_savepoint
 from dstl.cli import console
 from dstl.errors import Invalid
@@ -54,8 +54,7 @@ def create(
                     await target.close()
 
         made = console.run_at(location, endpoint_url, work)
-    where = absolute_location(to or location).rstrip("/")
-    found = {"location": f"{where}/{directory_of(name).rstrip('/')}", **_describe(made)}
+    found = {"location": savepoint_location(absolute_location(to or location), name), **_describe(made)}
     return console.Answer(found, lambda: _show(f"savepoint {name}", found))
 
 
@@ -94,8 +93,8 @@ def transform(
             raise Invalid(f"--change {state!r} does not begin with OPERATOR:STATE")
         states.setdefault(operator, {})[held] = _function(function)
     report = transform_savepoint(
-        f"{location.rstrip('/')}/{directory_of(name).rstrip('/')}",
-        f"{(to or location).rstrip('/')}/{directory_of(new).rstrip('/')}",
+        savepoint_location(location, name),
+        savepoint_location(to or location, new),
         states,
         max_parallelism=max_parallelism,
         spark=console.spark_session(console.pairs(conf, "--conf")),

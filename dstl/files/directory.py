@@ -11,6 +11,7 @@ from dstl.files.file_log import FileLog
 from dstl.files.index import FileIndex
 from dstl.files.riders import Rider
 from dstl.rpc.codec import Payload
+from handles.file_record import FileEntry
 
 Listed = tuple[str, int, int]
 """``(name, size, modified_ms)``; the size of a directory is -1."""
@@ -55,6 +56,9 @@ class Directory(ABC):
         """Return a file or a directory; None where there is neither."""
 
     @abstractmethod
+    async def locate(self, path: str, run: str) -> Rider | FileEntry | None:
+        """Return where the file lies that a run sees under a path; None where there is none."""
+
     async def read(self, path: str, run: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return a file's bytes, or a part of them, which is short at its end.
 
@@ -67,6 +71,12 @@ class Directory(ABC):
         Raises:
             ObjectNotFound: There is none.
         """
+        found = await self.locate(path, run)
+        if found is None:
+            raise ObjectNotFound(f"{self.root}/{path} is not there")
+        if isinstance(found, Rider):
+            return await self._log.read(found, offset, length)
+        return await self._log.reader.read(found, offset, length)
 
     def is_over(self, ended: Collection[str]) -> bool:
         """Return True where nothing is lost when this is closed, for nobody writes here any more.
@@ -88,9 +98,6 @@ class Directory(ABC):
         """
         if await self.find(path, run) is not None:
             raise ObjectExists(f"{self.root}/{path} is there already")
-
-    def _missing(self, path: str) -> ObjectNotFound:
-        return ObjectNotFound(f"{self.root}/{path} is not there")
 
 
 def listed(path: str, index: FileIndex, riders: Sequence[Rider]) -> list[Listed]:

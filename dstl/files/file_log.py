@@ -242,7 +242,7 @@ class FileLog:
         """
         await self._append_anew()
         wait = version is not None and needs_snapshots([rider.path for rider in self.riders.of(run)], version)
-        if wait or self._stores(Lane.STATE):
+        if wait or any(Lane.of(rider.path) is Lane.STATE for rider in self._on_their_way()):
             async with self._storing:
                 pass  # what was on its way is stored now
         pending = self._pending(run, lanes)
@@ -328,7 +328,7 @@ class FileLog:
 
     def _left_behind(self, pending: Sequence[Rider]) -> list[Rider]:
         """Return the snapshots that a record does not wait for: too large to ride in it, or behind one on its way."""
-        on_their_way = [rider for each in self._open if each.result is None and each.is_kept for rider in each.riders]
+        on_their_way = self._on_their_way()
         snapshots = [r for r in pending if Lane.of(r.path) is Lane.SNAPSHOT and not r.is_deletion]
         nbytes = sum(rider.size for rider in snapshots)
         others = sum(r.size for r in pending if not r.is_deletion) - nbytes
@@ -336,10 +336,9 @@ class FileLog:
         fits = nbytes <= self._room and (others > self._room or nbytes + others <= self._room)
         return [*on_their_way, *snapshots] if on_their_way or not fits else []
 
-    def _stores(self, lane: Lane) -> bool:
-        """Return True while files of a lane are being stored."""
-        stored = [rider for each in self._open if each.result is None and each.is_kept for rider in each.riders]
-        return any(Lane.of(rider.path) is lane for rider in stored)
+    def _on_their_way(self) -> list[Rider]:
+        """Return the files that are being stored."""
+        return [rider for each in self._open if each.result is None and each.is_kept for rider in each.riders]
 
     def _begin(self, riders: list[Rider], *, is_kept: bool) -> _Open:
         first: dict[str, SequenceNumber] = {}

@@ -15,7 +15,7 @@ from dstl.checkpoint.assembly import inlined_handles
 from dstl.errors import Fenced, TaskManagerLost
 from dstl.files.index import FileIndex
 from dstl.files.riders import wins
-from dstl.files.rules import batch_of, check_complete, is_ahead, is_final, next_version
+from dstl.files.rules import batch_of, check_complete, is_ahead, is_final, newest_batch, next_version
 from dstl.rpc.fleet_messages import Persisted, PersistedFile
 from handles.file_record import FileEntry, FileRecord, barrier_batch
 from handles.segment_handle import SegmentHandle
@@ -134,8 +134,7 @@ class FileRun:
 
     def newest(self, kind: str) -> int:
         """Return the newest batch that has begun (``offsets``) or is committed (``commits``); -1 for none."""
-        found = (barrier_batch(f"{kind}/{each}") for each in self.index.tree.names(kind))
-        return max((batch for batch in found if batch is not None), default=-1)
+        return newest_batch(kind, self.index.tree.names(kind))
 
     def newest_barriers(self) -> list[FileEntry | None]:
         """Return where the newest barriers lie, by which Spark makes up its mind which batch is next."""

@@ -17,10 +17,9 @@ from dstl.files.namespace import SCHEME, is_of_a_backend, location_of, plain_loc
 from dstl.files.origins import OpenStore, Origins, root_of
 from dstl.files.query_directory import QueryDirectory
 from dstl.files.reader import FileReader
-from dstl.files.records import OWNER
 from dstl.rpc.fleet_messages import Persisted, PersistedFile, PersistedPart
 from dstl.runtime import Runtime, closed_after
-from handles.file_record import PLAIN, FileEntry, barrier_batch, elsewhere, foreign_object
+from handles.file_record import FILES_OWNER, PLAIN, FileEntry, barrier_batch, elsewhere, foreign_object
 from handles.key_group import KeyGroupRange
 from handles.segment_handle import SegmentHandle
 
@@ -110,7 +109,7 @@ async def release(source: str, target: str, runtime: Runtime, open_store: OpenSt
     source, target = (root_of(plain_location_of(each)) for each in (source, target))
     store = open_store(location_of(target))
     async with closed_after(store):
-        if file_steps(await ManifestReader(store, runtime).scan(), store.location, OWNER):
+        if file_steps(await ManifestReader(store, runtime).scan(), store.location, FILES_OWNER):
             raise Invalid(f"{target} is there, and may need the objects of {source}: delete it first")
     directory = opened_directory(source, runtime, open_store)
     async with closed_after(directory):

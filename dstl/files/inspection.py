@@ -20,11 +20,10 @@ from dstl.files.index import HELD, FileIndex, file_steps
 from dstl.files.namespace import StateFile, is_of_a_backend, location_of, plain_location_of
 from dstl.files.origins import OpenStore, Origins
 from dstl.files.reader import FileReader
-from dstl.files.records import OWNER
 from dstl.files.rules import is_ahead
 from dstl.runtime import Runtime, closed_after
 from dstl.store.base import ObjectStore
-from handles.file_record import FileEntry, barrier_batch, foreign_object
+from handles.file_record import FILES_OWNER, FileEntry, barrier_batch, foreign_object
 
 Progress = Callable[[int, int], None]
 
@@ -86,7 +85,7 @@ async def opened_files(
     async with closed_after(plain, store, reader):
         index = FileIndex()
         scan = await ManifestReader(store, runtime).scan()
-        steps = file_steps(scan, store.location, scan.query_id if is_of_a_backend(root) else OWNER)
+        steps = file_steps(scan, store.location, scan.query_id if is_of_a_backend(root) else FILES_OWNER)
         if not steps:
             raise MissingState(
                 f"{root} holds no files: no query has written there through dstl://. A StateBackend's directory is its "

@@ -17,7 +17,7 @@ from dstl.files.options import FileOptions
 from dstl.files.participants import Participants
 from dstl.files.records import OwnRecords, Records
 from dstl.files.riders import Rider
-from dstl.files.rules import batch_of
+from dstl.files.rules import batch_of, newest_batch
 from dstl.rpc.codec import Payload
 from dstl.runtime import Clock, Runtime
 from handles.file_record import FileEntry, barrier_batch
@@ -90,26 +90,13 @@ class LeaderDirectory(Directory):
 
     async def find(self, path: str, run: str) -> Listed | None:
         """Return a file or a directory."""
-        rider = await self._counted(path, run)
-        if rider is not None and not rider.is_deletion:
-            return path, rider.size, rider.modified_ms
-        entry = self.run.index.find(path) if rider is None else None
-        if entry is not None:
-            return path, entry.size, entry.modified_ms
+        found = await self.locate(path, run)
+        if found is not None:
+            return path, found.size, found.modified_ms
         return (path, -1, 0) if self._seen(path, run) else None
 
-    async def read(self, path: str, run: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Return a file's bytes, or a part of them."""
-        rider = await self._counted(path, run)
-        if rider is not None and not rider.is_deletion:
-            return await self._log.read(rider, offset, length)
-        entry = self.run.index.find(path) if rider is None else None
-        if entry is None:
-            raise self._missing(path)
-        return await self._records.reader.read(entry, offset, length)
-
-    async def _counted(self, path: str, run: str) -> Rider | None:
-        """Return what this process has of a path above the records.
+    async def locate(self, path: str, run: str) -> Rider | FileEntry | None:
+        """Return where a file lies: what this process has of it counts above the records.
 
         Raises:
             Fenced: It is a task's, and the run is over.
@@ -122,7 +109,10 @@ class LeaderDirectory(Directory):
         if batch_of(path) >= 0:
             # Its commit may be lost, and another run's be here instead.
             self.run.check(run)
-        return self._log.riders.find(path, run)
+        rider = self._log.riders.find(path, run)
+        if rider is None:
+            return self.run.index.find(path)
+        return None if rider.is_deletion else rider
 
     async def entry(self, path: str, run: str) -> FileEntry | None:
         """Return where a committed file lies.
@@ -147,8 +137,7 @@ class LeaderDirectory(Directory):
         await self._records.lead()
         async with self.barriers.turn:
             self.run.serve(member, run)
-            commits = (barrier_batch(f"commits/{name}") for name, _, _ in self._seen("commits", run))
-            return max((batch for batch in commits if batch is not None), default=-1)
+            return newest_batch("commits", (name for name, _, _ in self._seen("commits", run)))
 
     async def claim(self) -> bool:
         """Take the directory over, as the first write does; returns whether there are files in it."""

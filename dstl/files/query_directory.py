@@ -19,6 +19,7 @@ from dstl.files.namespace import METADATA
 from dstl.files.options import FileOptions
 from dstl.files.participants import Participants
 from dstl.files.query_records import WHOLE_EVERY, QueryRecords, json_field, query_id_of
+from dstl.files.rules import newest_batch
 from dstl.rpc.codec import Payload
 from dstl.runtime import Runtime
 from handles.file_record import barrier_batch
@@ -102,9 +103,8 @@ class QueryDirectory(LeaderDirectory):
 
     async def newest_offsets(self) -> bytes:
         """Return the newest ``offsets/N``; nothing where there is none. Takes nothing over."""
-        listed = await self.listing("offsets", "")
-        numbers = [batch for name, _, _ in listed if (batch := barrier_batch(f"offsets/{name}")) is not None]
-        return await self.read(f"offsets/{max(numbers)}", "") if numbers else b""
+        newest = newest_batch("offsets", (name for name, _, _ in await self.listing("offsets", "")))
+        return await self.read(f"offsets/{newest}", "") if newest >= 0 else b""
 
     def newest_commit(self) -> int:
         """Return the newest batch that Spark has committed, -1 where there is none."""

@@ -23,7 +23,6 @@ from dstl.store.retry_policy import RetryPolicy
 from handles.file_record import FILES_OWNER, PLAIN, FileEntry, FileRecord
 from handles.segment_handle import SegmentHandle
 
-OWNER = FILES_OWNER
 FRESH_S = 1.0
 """A look at what another process may write is good for so long: Spark asks the same several times at a start."""
 _FOLLOWED = 16
@@ -291,13 +290,13 @@ class OwnRecords(Records):
         pass  # the first reading has refused a location of checkpoints
 
     async def _fence(self, query_id: str) -> None:
-        await self._manifests.fence(OWNER)
+        await self._manifests.fence(FILES_OWNER)
 
     async def _send(self, record: NextRecord) -> None:
         sequence = self._manifests.next_sequence
         step = record.step(sequence)
         await self._manifests.commit_files(
-            OWNER, step.record, step.inlined, oldest=sequence if step.record.is_whole else 0
+            FILES_OWNER, step.record, step.inlined, oldest=sequence if step.record.is_whole else 0
         )
 
     def _let_go(self, whole: int) -> None:
@@ -324,7 +323,7 @@ class OwnRecords(Records):
             self._read_at = began
             return
         scan = await self._manifests.scan()
-        await self._take_over(file_steps(scan, self.reader.store.location, OWNER), scan.tail, began)
+        await self._take_over(file_steps(scan, self.reader.store.location, FILES_OWNER), scan.tail, began)
 
     async def _follow(self) -> bool:
         """Read the records behind those that are known; False where too much has happened since."""

@@ -113,16 +113,12 @@ class RemoteDirectory(Directory):
                 return path, -1, 0
         return (path, -1, 0) if overlaid(path, (), self._log.riders.seen_by(run, path)) else None
 
-    async def read(self, path: str, run: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Return a file's bytes, or a part of them."""
+    async def locate(self, path: str, run: str) -> Rider | FileEntry | None:
+        """Return where a file lies: on this host, or where the coordinator says."""
         found = await self._counted(path, run)
         if found is None and self._log.riders.find(path, run) is None:
             found = await self._ask(path, run)
-        if found is None:
-            raise self._missing(path)
-        if isinstance(found, Rider):
-            return await self._log.read(found, offset, length)
-        return await self._log.reader.read(found, offset, length)
+        return found
 
     async def _counted(self, path: str, run: str) -> Rider | FileEntry | None:
         """Return what counts of a file that this host has put; None where it has put none, or none that counts.

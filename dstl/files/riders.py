@@ -106,10 +106,9 @@ class Riders:
                 del mine[rider.path]
                 self._trees[rider.run].remove(rider.path)
 
-    def keep_only(self, run: str) -> list[str]:
-        """Forget all runs but one, and those of no run; returns the runs that were forgotten."""
+    def keep_only(self, run: str) -> None:
+        """Forget all runs but one, and those of no run."""
         gone = [each for each in self._by_run if each not in (run, "")]
         for each in gone:
             del self._by_run[each]
             self._trees.pop(each, None)
-        return gone

@@ -36,6 +36,12 @@ def batch_of(path: str) -> int:
     return file.version - 1 if file is not None and file.kind in ("changelog", "delta") else -1
 
 
+def newest_batch(kind: str, names: Iterable[str]) -> int:
+    """Return the newest batch of the barriers of a kind, ``offsets`` or ``commits``, of these names; -1 for none."""
+    batches = (barrier_batch(f"{kind}/{name}") for name in names)
+    return max((batch for batch in batches if batch is not None), default=-1)
+
+
 def next_version(paths: Iterable[str]) -> int:
     """Return the version on which a query's next batch begins: nobody needs a higher one.
 

@@ -70,7 +70,7 @@ from dstl.spark.saved_state.reader import latest_watermark
 from dstl.spark.task import OperatorTask
 from dstl.spark.task_definition import OperatorPlace, TaskDefinition
 from dstl.store.base import ObjectStore
-from dstl.store.location import absolute_location, is_in_memory, open_store
+from dstl.store.location import open_store, shared_location
 from dstl.store.probe import probe
 from dstl.taskmanager.config import TaskManagerConfig
 from handles.key_group import DEFAULT_MAX_PARALLELISM, MAX_MAX_PARALLELISM
@@ -179,9 +179,7 @@ class StateBackend(StatefulOperators, ReadableStates):
         spark: SparkSession | None = None,
     ) -> None:
         check_pyspark()
-        absolute = absolute_location(location)
-        if is_in_memory(absolute):
-            raise Invalid("memory:// is this process's own memory, and state lives in others: use a directory or S3")
+        absolute = shared_location(location)
         max_parallelism = count_within("max_parallelism", max_parallelism, MAX_MAX_PARALLELISM)
         if task_managers is not None:
             task_managers = count_within("task_managers", task_managers, max_parallelism, _MAXIMUM)

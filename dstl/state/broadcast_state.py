@@ -21,10 +21,8 @@ from dstl.rpc.state_client import Entry, StateClient
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.descriptor import DeclaredState
 from dstl.state.entry_state import StateAccess
-from dstl.state.frames.frame_reader import frame_of
-from dstl.state.frames.row_reader import python_values, rows_of
 from dstl.state.key_window import KeyWindow
-from dstl.state.keyed_batch import FrameLimits, Style
+from dstl.state.keyed_batch import FrameLimits, Style, slices_of
 from dstl.state.map_state import MapState
 from dstl.state.overlay import Overlay
 from dstl.state.processor_errors import StateCallError
@@ -194,14 +192,9 @@ class BroadcastRows:
 
     def take(self, style: Style, limits: FrameLimits) -> Iterator[Any]:
         """Iterate over them as a processor of this style takes them: ``Row`` by ``Row``, or in data frames."""
-        schema = self.stream.schema
         for batch in self.rows.combine_chunks().to_batches(max_chunksize=None if style == "pandas" else _ROWS):
-            columns, count = batch.columns, batch.num_rows
-            if style == "pandas":
-                frame, most = frame_of(schema, columns, count), limits.rows_per_frame(columns, count)
-                yield from (frame(at, min(at + most, count)) for at in range(0, count, most))
-            else:
-                yield from rows_of(tuple(schema.names), [python_values(column) for column in columns])
+            count = batch.num_rows
+            yield from slices_of(self.stream.schema, batch.columns, count, style, limits)(0, count)
 
 
 def rows_of_streams(marked: Sequence[pa.RecordBatch], streams: Sequence[BroadcastStream]) -> list[BroadcastRows]:

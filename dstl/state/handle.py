@@ -34,8 +34,7 @@ from dstl.state.value_state import (
     ValueState,
 )
 
-P = TypeVar("P", bound=PointState)
-E = TypeVar("E", bound=EntryState)
+S = TypeVar("S", bound=PointState | EntryState)
 
 MAX_VALUE_BYTES = MAX_CHANGE_BYTES - (1 << 16)
 """No encoded value is longer: its key has to find room in the change, too."""
@@ -132,7 +131,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
                 time mode.
         """
         descriptor = self._declare(StateKind.VALUE, stateName, schema, None, ttlDurationMs)
-        return self._point(descriptor, lambda declared: ValueState(declared, self.window))
+        return self._once(descriptor, lambda declared: ValueState(declared, self.window))
 
     def getListState(
         self,
@@ -142,7 +141,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
     ) -> ListState:
         """Return the state of this name: a list of tuples for each grouping key. Arguments and errors as above."""
         descriptor = self._declare(StateKind.LIST, stateName, schema, None, ttlDurationMs)
-        return self._entry(descriptor, lambda declared: ListState(declared, self._access, self._task.sequence))
+        return self._once(descriptor, lambda declared: ListState(declared, self._access, self._task.sequence))
 
     def getMapState(
         self,
@@ -156,7 +155,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         user_key = self._read_schema(userKeySchema, what)
         user_keys = KeyCodec(user_key, what)
         descriptor = self._declare(StateKind.MAP, stateName, valueSchema, user_key, ttlDurationMs)
-        return self._entry(descriptor, lambda declared: MapState(declared, self._access, user_keys))
+        return self._once(descriptor, lambda declared: MapState(declared, self._access, user_keys))
 
     def getBroadcastState(
         self,
@@ -215,7 +214,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
             ttlDurationMs: As for value states.
         """
         descriptor = self._declare(StateKind.REDUCING, stateName, schema, None, ttlDurationMs)
-        return self._point(descriptor, lambda declared: ReducingState(declared, self.window, reduceFunction))
+        return self._once(descriptor, lambda declared: ReducingState(declared, self.window, reduceFunction))
 
     def getAggregatingState(
         self,
@@ -233,7 +232,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
             ttlDurationMs: As for value states.
         """
         descriptor = self._declare(StateKind.AGGREGATING, stateName, schema, None, ttlDurationMs)
-        return self._point(descriptor, lambda declared: AggregatingState(declared, self.window, aggregateFunction))
+        return self._once(descriptor, lambda declared: AggregatingState(declared, self.window, aggregateFunction))
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Have ``handleExpiredTimer`` called for the current key once time reaches this (milliseconds since 1970).
@@ -304,18 +303,15 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
             raise Invalid("timers belong to a grouping key: use them in handleInputRows and its siblings, not in init")
         return self.timers
 
-    def _point(self, descriptor: StateDescriptor, make: Callable[[DeclaredState], P]) -> P:
-        known: P | None = self._made.get(descriptor.name)
+    def _once(self, descriptor: StateDescriptor, make: Callable[[DeclaredState], S]) -> S:
+        """Return the state of a descriptor, made where ``init`` declares it for the first time."""
+        known: S | None = self._made.get(descriptor.name)
         if known is None:
             known = self._made[descriptor.name] = make(self._declared(descriptor))
-            self.points.append(known)
-        return known
-
-    def _entry(self, descriptor: StateDescriptor, make: Callable[[DeclaredState], E]) -> E:
-        known: E | None = self._made.get(descriptor.name)
-        if known is None:
-            known = self._made[descriptor.name] = make(self._declared(descriptor))
-            self.entries.append(known)
+            if isinstance(known, PointState):
+                self.points.append(known)
+            else:
+                self.entries.append(known)
         return known
 
     def _declared(self, descriptor: StateDescriptor) -> DeclaredState:

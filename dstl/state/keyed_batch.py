@@ -47,8 +47,20 @@ class FrameLimits:
         return max(1, min(self.rows, -(-self.nbytes * count // size) if size else self.rows))
 
 
-_Slices = Callable[[int, int], Any]
-"""Returns the rows ``[start, stop)``."""
+Slices = Callable[[int, int], Iterator[Any]]
+"""Returns the rows ``[start, stop)``: ``Row`` by ``Row``, or in data frames."""
+
+
+def slices_of(schema: StructType, columns: Sequence[pa.Array], count: int, style: Style, limits: FrameLimits) -> Slices:
+    """Return what gives ``count`` rows of these columns as a processor of this style takes them."""
+    if style == "pandas":
+        frame = frame_of(schema, columns, count)
+        most = limits.rows_per_frame(columns, count)
+        if most < count:
+            return lambda start, stop: (frame(at, min(at + most, stop)) for at in range(start, stop, most))
+        return lambda start, stop: iter((frame(start, stop),)) if stop > start else iter(())
+    rows = rows_of(tuple(schema.names), [python_values(column) for column in columns])
+    return lambda start, stop: iter(rows[start:stop])
 
 
 @dataclass(slots=True)
@@ -70,7 +82,7 @@ class KeyedBatch:
     tuples: list[tuple[Any, ...]]
     starts: list[int]
     stops: list[int]
-    slices: _Slices
+    slices: Slices
     initial: list[list[Any]] | None
 
 
@@ -107,7 +119,6 @@ class BatchReader:
         self._late: list[pa.RecordBatch] = []
         self._keys = keys
         self._schema = schema
-        self._names = tuple(schema.names)
         self._style = self.initial_style = style
         self._limits = limits
         self._event_time = event_time_column
@@ -172,7 +183,7 @@ class BatchReader:
         tuples: list[tuple[Any, ...]] = list(zip(*values, strict=True)) if values else [()] * len(starts)
         stops = [*starts[1:], count]
         initial = None
-        columns = [self._column(batch, name) for name in self._names]
+        columns = [self._column(batch, name) for name in self._schema.names]
         if INITIAL_STATE_COLUMN in batch.schema.names:
             carries = batch.column(INITIAL_STATE_COLUMN).is_valid()
             initial = self._initial(batch.column(INITIAL_STATE_COLUMN), carries, starts, stops)
@@ -182,7 +193,8 @@ class BatchReader:
             before = np.concatenate(([0], np.cumsum(numpy_of(inputs))))
             starts, stops = before[starts].tolist(), before[stops].tolist()
             columns, count = [column.filter(inputs) for column in columns], int(before[-1])
-        return KeyedBatch(keys, key_groups, tuples, starts, stops, self._slices(columns, count), initial)
+        slices = slices_of(self._schema, columns, count, self._style, self._limits)
+        return KeyedBatch(keys, key_groups, tuples, starts, stops, slices, initial)
 
     def _keys_of(self, batch: pa.RecordBatch) -> tuple[list[int], list[pa.Array], list[bytes]]:
         """Return the first row of each key, the grouping columns there, and the key's bytes."""
@@ -191,16 +203,6 @@ class BatchReader:
         first = array_of(np.array(starts, np.int64))
         taken = self._keys.canonical([column.take(first) for column in key_columns])
         return starts, taken, self._keys.encode_columns(taken, len(starts))
-
-    def _slices(self, columns: Sequence[pa.Array], count: int) -> _Slices:
-        if self._style == "pandas":
-            frame = frame_of(self._schema, columns, count)
-            most = self._limits.rows_per_frame(columns, count)
-            if most < count:
-                return lambda start, stop: (frame(at, min(at + most, stop)) for at in range(start, stop, most))
-            return lambda start, stop: iter((frame(start, stop),)) if stop > start else iter(())
-        rows = rows_of(self._names, [python_values(column) for column in columns])
-        return lambda start, stop: iter(rows[start:stop])
 
     def _initial(
         self, column: pa.StructArray, carries: pa.BooleanArray, starts: list[int], stops: list[int]

@@ -100,13 +100,15 @@ def absolute_location(location: str | os.PathLike[str]) -> str:
     return ",".join(_absolute(one) for one in split_locations(location))
 
 
-def is_in_memory(location: str | os.PathLike[str]) -> bool:
-    """Return whether a location, or one of several, is the memory of whichever process opens it.
+def shared_location(location: str | os.PathLike[str]) -> str:
+    """Return what :func:`absolute_location` does, of a location that other processes see as this one does.
 
     Raises:
-        Invalid: Not a location.
+        Invalid: Not a location, or one of those in memory, which is that of whichever process opens it.
     """
-    return any(_parse(one)[0] == "memory" for one in split_locations(location))
+    if any(_parse(one)[0] == "memory" for one in split_locations(location)):
+        raise Invalid("memory:// is this process's own memory, which no other sees and ends with it: use another place")
+    return absolute_location(location)
 
 
 def has_scheme(location: str) -> bool:

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dstl.changelog.change_set import OP_PUT, value_offsets
+from dstl.changelog.change_set import OP_PUT
+from dstl.column_buffers import content_of
 from dstl.errors import Invalid
 from dstl.rpc.messages import ExpiryPlace
 from materializer.tables import StateTable
@@ -32,9 +33,7 @@ Times = npt.NDArray[np.int64]
 
 def expiries_of(encoded: pa.Array, place: ExpiryPlace) -> Times:
     """Return the time that each key, or value, holds at a place; the largest number for one that has none."""
-    offsets = value_offsets(encoded).astype(np.int64)
-    buffer = encoded.buffers()[2]
-    data = np.frombuffer(buffer, np.uint8) if buffer is not None else np.empty(0, np.uint8)
+    data, offsets = content_of(encoded)
     found = np.full(len(encoded), _NEVER, np.int64)
     rows = np.flatnonzero(np.diff(offsets) >= place.offset + 8)
     at = offsets[rows]

@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dstl.changelog.change_set import OP_CLEAR, OP_DELETE, OP_PUT, value_offsets
+from dstl.changelog.change_set import OP_CLEAR, OP_DELETE, OP_PUT
+from dstl.column_buffers import value_offsets
 from dstl.errors import Invalid
 from dstl.rpc.codec import Call, R
 from dstl.rpc.messages import (

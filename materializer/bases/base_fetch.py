@@ -23,22 +23,10 @@ AHEAD_FETCHES = 16
 more would take memory, fewer would leave the core idle (``dstl/docs/decisions/restore-cost.md``)."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadSizes:
-    """Sizes by which bases are loaded.
+FETCH_BYTES = 8 << 20
+"""Bytes of a fetch. Smaller ones cost a tenth more of a core where the store is quick."""
 
-    Attributes:
-        fetch: Bytes of a fetch. Smaller ones cost a tenth more of a core where the store is quick.
-        fetches: At once.
-    """
-
-    fetch: int = 8 << 20
-    fetches: int = AHEAD_FETCHES
-
-
-LOAD_SIZES = LoadSizes()
-
-AHEAD_BYTES = LOAD_SIZES.fetches * LOAD_SIZES.fetch
+AHEAD_BYTES = AHEAD_FETCHES * FETCH_BYTES
 """Stored bytes that a restore may hold before their turn, of bases and of log each."""
 
 DECODED_AHEAD_BYTES = 64 << 20
@@ -66,7 +54,7 @@ def join_fetches(bases: Iterable[KeyGroupBase]) -> list[BaseFetch]:
     for base in sorted(bases, key=lambda each: (each.file.name, each.offset)):
         last = fetches[-1] if fetches else None
         end = base.offset + base.length
-        if last and last.name == base.file.name and last.stop == base.offset and end - last.start <= LOAD_SIZES.fetch:
+        if last and last.name == base.file.name and last.stop == base.offset and end - last.start <= FETCH_BYTES:
             last.stop = end
             last.bases.append(base)
         else:
@@ -87,7 +75,7 @@ async def decode_ahead(
         load,
         cost=lambda fetch: fetch.stop - fetch.start,
         max_bytes=AHEAD_BYTES,
-        max_count=LOAD_SIZES.fetches,
+        max_count=AHEAD_FETCHES,
         max_taken=DECODED_AHEAD_BYTES,
     )
     async with closed_after(source), aclosing(ahead):
@@ -124,7 +112,7 @@ async def _get(fetch: BaseFetch, source: BaseSource) -> bytes | memoryview:
 
     Each is repeated by itself: of a hundred requests one fails more often than not, where one in a hundred does.
     """
-    size, retries = LOAD_SIZES.fetch, RetryPolicy(source.runtime)
+    size, retries = FETCH_BYTES, RetryPolicy(source.runtime)
 
     async def get(start: int) -> bytes:
         stop = min(fetch.stop, start + size)
@@ -133,7 +121,7 @@ async def _get(fetch: BaseFetch, source: BaseSource) -> bytes | memoryview:
     starts = range(fetch.start, fetch.stop, size)
     if len(starts) == 1:
         return await get(fetch.start)
-    turn = asyncio.Semaphore(LOAD_SIZES.fetches)
+    turn = asyncio.Semaphore(AHEAD_FETCHES)
     whole = np.empty(fetch.stop - fetch.start, np.uint8)
 
     async def piece(start: int) -> None:

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import zstandard
 
-from dstl.changelog.change_set import MAX_CHANGE_BYTES, value_offsets
+from dstl.changelog.change_set import MAX_CHANGE_BYTES
+from dstl.column_buffers import bytes_of, lengths_of
 from dstl.errors import CorruptData
 from dstl.store.zstd_frame import decompress, decompress_frames_into
 from materializer.tables.base import ENTRY_SCHEMA, PAGE_ROWS
@@ -144,11 +145,10 @@ def inner_frames(values: int | npt.NDArray[np.int64]) -> int | npt.NDArray[np.in
 def encode_block(block: pa.RecordBatch, compressor: zstandard.ZstdCompressor) -> tuple[Block, list[bytes]]:
     """Return rows as a block: its entry of an index, and its bytes in pieces."""
     lengths: list[bytes] = []
-    payloads: list[bytes | memoryview] = []
+    payloads: list[memoryview] = []
     for column in block.columns[1:]:
-        offsets, payload = value_offsets(column), column.buffers()[2]
-        lengths.append(np.diff(offsets).astype("<u4").tobytes())
-        payloads.append(b"" if payload is None else memoryview(payload)[int(offsets[0]) : int(offsets[-1])])
+        lengths.append(lengths_of(column).astype("<u4").tobytes())
+        payloads.append(bytes_of(column).data)
     keys, user_keys, values = payloads
     frames = [compressor.compress(values[at : at + FRAME_BYTES]) for at in range(0, len(values), FRAME_BYTES)]
     stored = np.array([len(frame) for frame in frames[:-1]], "<u4").tobytes()

@@ -31,7 +31,8 @@ import numpy as np
 import pyarrow as pa
 import zstandard
 
-from dstl.changelog.change_set import MAX_CHANGE_BYTES, value_offsets
+from dstl.changelog.change_set import MAX_CHANGE_BYTES
+from dstl.column_buffers import lengths_of
 from dstl.errors import Invalid
 from handles.key_group import KeyGroup
 from materializer.bases.key_group_block import FIXED_ROW_BYTES, MAX_BLOCK_BYTES, Block, StateKey, damaged, encode_block
@@ -158,7 +159,7 @@ def _cut(page: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a page in blocks."""
     sizes = np.full(page.num_rows, FIXED_ROW_BYTES, np.int64)
     for column in page.columns[1:]:
-        sizes += np.diff(value_offsets(column))
+        sizes += lengths_of(column)
     ends = np.cumsum(sizes)
     start = 0
     while start < page.num_rows:

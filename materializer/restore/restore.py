@@ -43,22 +43,13 @@ from materializer.tables.rocksdb_snapshot import SortedFile
 MEASURABLE_BYTES = 4 << 20  # of fewer, latency is the larger part
 
 
-@dataclass(frozen=True, slots=True)
-class LogSizes:
-    """Sizes by which a restore replays the log, in bytes of changes before compression.
-
-    Attributes:
-        piece: Applied together: a write buffer of RocksDB, so that a staged piece is as good a file as a flush.
-        ahead: Made ready before the bases are loaded, or the pieces before are applied; staged pieces take none.
-        staged: Less is applied as it is: a file for it would be one more for every read to look into.
-    """
-
-    piece: int = 32 << 20
-    ahead: int = 64 << 20
-    staged: int = 1 << 20
-
-
-LOG_SIZES = LogSizes()
+PIECE_BYTES = 32 << 20
+"""Bytes of changes, before compression, that are applied together: a write buffer of RocksDB, so that a staged piece is
+as good a file as a flush."""
+PREPARED_BYTES = 64 << 20
+"""Bytes of changes made ready before the bases are loaded, or the pieces before applied; staged pieces take none."""
+STAGED_BYTES = 1 << 20
+"""Fewer are applied as they are: a file for them would be one more for every read to look into."""
 
 
 @dataclass(slots=True)
@@ -102,18 +93,6 @@ async def heap_tables(
     finally:
         await restore.close()
         restore.close_tables()
-
-
-def _explain(checkpoint: CompletedCheckpoint, error: DstlError) -> DstlError:
-    what = f"checkpoint {checkpoint.checkpoint_id} (batch {checkpoint.batch_id}) cannot be restored: {error}"
-    if isinstance(error, (CorruptData, MissingState)):
-        what += (
-            ". Bring the object back from a replica, or go back to an older checkpoint with "
-            'StateBackend(..., restore="previous")'
-        )
-    # Of an error with more arguments than what it says, the kind that callers know.
-    kind: type[DstlError] = next(kind for kind in type(error).__mro__ if kind.__module__ == DstlError.__module__)
-    return kind(what)
 
 
 class TableRestore:
@@ -244,7 +223,16 @@ class TableRestore:
 
     def _explain(self, error: DstlError) -> DstlError:
         assert self._checkpoint is not None
-        return _explain(self._checkpoint, error)
+        number, batch = self._checkpoint.checkpoint_id, self._checkpoint.batch_id
+        what = f"checkpoint {number} (batch {batch}) cannot be restored: {error}"
+        if isinstance(error, (CorruptData, MissingState)):
+            what += (
+                ". Bring the object back from a replica, or go back to an older checkpoint with "
+                'StateBackend(..., restore="previous")'
+            )
+        # Of an error with more arguments than what it says, the kind that callers know.
+        kind: type[DstlError] = next(kind for kind in type(error).__mro__ if kind.__module__ == DstlError.__module__)
+        return kind(what)
 
     def _start(self, operator: str) -> None:
         load, task = self._loads[operator], self._running.get(operator)
@@ -334,10 +322,10 @@ class TableRestore:
     def _pieces(self, steps: Sequence[ReplayStep]) -> Prefetcher[LogPiece, LogPiece]:
         segments = replay(steps, self._files.store, self._owned, self._runtime, self._turn)
         return Prefetcher(
-            self._prepare(join_segments(segments, LOG_SIZES.piece)),
+            self._prepare(join_segments(segments, PIECE_BYTES)),
             _same,
             cost=lambda piece: piece.nbytes,
-            max_bytes=LOG_SIZES.ahead,
+            max_bytes=PREPARED_BYTES,
             discard=LogPiece.discard,
         )
 
@@ -376,7 +364,7 @@ class TableRestore:
             async for piece in pieces:
                 for operator, batches in list(piece.changes.items()):
                     table = self._table(operator)
-                    if isinstance(table, RocksDBStateTable) and piece.nbytes >= LOG_SIZES.staged:
+                    if isinstance(table, RocksDBStateTable) and piece.nbytes >= STAGED_BYTES:
                         staged = await call_in_thread(_stage, table, batches)
                         if staged is not None:
                             piece.stage(operator, staged)

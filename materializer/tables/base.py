@@ -6,7 +6,8 @@ element. The table knows nothing of codecs, schemas or time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dstl.errors import Invalid
 from handles.key_group import KeyGroup
 
 ENTRY_SCHEMA = pa.schema(
@@ -103,7 +105,7 @@ class TableSnapshot(Protocol):
         """Release what the snapshot pins. Idempotent, from any thread."""
 
 
-class StateTable(Protocol):
+class StateTable(ABC):
     """The committed state of one operator in one TaskManager.
 
     Invariants:
@@ -118,10 +120,14 @@ class StateTable(Protocol):
     business. What a table in files alone can do, or one in memory, is said there.
     """
 
-    @property
-    def has_failed(self) -> bool:
-        """True once the disk has failed it: it may take nothing any more, and must be restored into another table."""
+    has_failed = False
+    """True once the disk has failed it: it may take nothing any more, and must be restored into another table."""
 
+    def __init__(self) -> None:
+        self._versions: dict[KeyGroup, int] = {}
+        self._clock = 0
+
+    @abstractmethod
     def get_many(self, state: int, key_groups: KeyGroups, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the value under the empty user key of each key, None where there is none.
 
@@ -145,13 +151,17 @@ class StateTable(Protocol):
         Raises:
             Invalid: The lengths differ.
         """
+        return pa.array(self.get_many(state, key_groups, keys.to_pylist()), pa.binary())
 
+    @abstractmethod
     def get_entries(self, state: int, key_groups: KeyGroups, keys: Sequence[bytes]) -> list[list[tuple[bytes, bytes]]]:
         """Return all (user key, value) of each key, in user key order; an empty list where there is none."""
 
+    @abstractmethod
     def get_entry(self, state: int, key_group: KeyGroup, key: bytes, user_keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values of some user keys of one key, None where there is none."""
 
+    @abstractmethod
     def scan(
         self,
         state: int,
@@ -174,6 +184,7 @@ class StateTable(Protocol):
         all.
         """
 
+    @abstractmethod
     def apply(self, changes: pa.RecordBatch) -> None:
         """Apply change records (``CHANGE_SCHEMA`` of ``dstl.changelog.change_set``: put, delete, clear), in
         bulk.
@@ -186,7 +197,9 @@ class StateTable(Protocol):
 
     def prepare_snapshot(self) -> None:
         """Do now what would make the next :meth:`snapshot` slow (flush), from any thread. Never needed."""
+        self._check_open()
 
+    @abstractmethod
     def snapshot(self) -> TableSnapshot:
         """Return this moment of the table: the synchronous part of a materialization.
 
@@ -194,6 +207,7 @@ class StateTable(Protocol):
             Unavailable: A key group is cold.
         """
 
+    @abstractmethod
     def restore(self, key_group: KeyGroup, pages: Iterable[pa.RecordBatch]) -> None:
         """Replace one key group by the entries of some pages, in bulk.
 
@@ -206,6 +220,7 @@ class StateTable(Protocol):
             Invalid: A page is not of that schema; RocksDB also refuses another order.
         """
 
+    @abstractmethod
     def drop_key_group(self, key_group: KeyGroup) -> None:
         """Forget one key group, for another TaskManager owns it now."""
 
@@ -216,9 +231,12 @@ class StateTable(Protocol):
         It is not a change: it need not be logged, because replay brings back entries that are expired still,
         and it does not raise the version.
         """
+        self._check_open()
+        return self._dropped(key_group, expired)
 
     def key_groups(self) -> Sequence[KeyGroup]:
         """Return the key groups that were written or restored and not dropped, in ascending order."""
+        return sorted(self._versions)
 
     def version(self, key_group: KeyGroup) -> int:
         """Return a number that grows with each change of the key group; 0 if it was never touched.
@@ -226,9 +244,29 @@ class StateTable(Protocol):
         Equal versions of one table object mean equal content (but for expired entries): a materialization
         uploads only key groups whose version differs from that of the last base.
         """
+        return self._versions.get(key_group, 0)
 
+    @abstractmethod
     def size(self) -> TableSize:
         """Return how much the table holds; cheap enough for every batch."""
 
+    @abstractmethod
     def close(self) -> None:
         """Release memory and files. Idempotent; snapshots taken before stay readable."""
+
+    @abstractmethod
+    def _check_open(self) -> None:
+        """Raise Closed where it was closed."""
+
+    @abstractmethod
+    def _dropped(self, key_group: KeyGroup, expired: Expired) -> Iterator[int]:
+        """Do what :meth:`drop_expired` says."""
+
+    def _check_addresses(self, key_groups: KeyGroups, keys: Sized) -> None:
+        self._check_open()
+        if len(key_groups) != len(keys):
+            raise Invalid(f"{len(key_groups)} key groups for {len(keys)} keys: one each is needed")
+
+    def _touch(self, key_group: KeyGroup) -> None:
+        self._clock += 1
+        self._versions[key_group] = self._clock

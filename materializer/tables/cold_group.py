@@ -8,8 +8,8 @@ from itertools import repeat
 import numpy as np
 import pyarrow as pa
 
-from dstl.changelog.change_set import OP_CLEAR, OP_DELETE, common_width, value_offsets
-from materializer.tables.columns import ChangeRun, fixed_items, is_all_empty, key_items
+from dstl.changelog.change_set import OP_CLEAR, OP_DELETE
+from materializer.tables.columns import ChangeRun, is_all_empty, key_items, value_items
 from materializer.tables.heap_group import HeapGroup
 from materializer.tables.key_places import names_of
 
@@ -71,8 +71,7 @@ class ColdGroup:
         if len(missing) < len(keys):
             values = values.take(pa.array(missing))
             keys = keys[missing] if isinstance(keys, np.ndarray) else [keys[at] for at in missing]
-        width = common_width(value_offsets(values))
-        content.put_all(keys, fixed_items(values, width) if width else values.to_pylist(), width)
+        content.put_all(keys, *value_items(values))
 
     def lay_over(self, base: dict[int, HeapGroup], above: Mapping[int, HeapGroup]) -> None:
         """Make the changes of the key group to its whole base.

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dstl.changelog.change_set import CHANGE_SCHEMA, OP_CLEAR, OP_DELETE, common_width, value_offsets
+from dstl.changelog.change_set import CHANGE_SCHEMA, OP_CLEAR, OP_DELETE
+from dstl.column_buffers import bytes_of, common_width, empty_values, lengths_of, rows_of, value_offsets
 from dstl.errors import Invalid
 from handles.key_group import KeyGroup
 from materializer.tables.base import ENTRY_SCHEMA, PAGE_BYTES, PAGE_ROWS, KeyGroups
@@ -104,8 +105,7 @@ def _runs(
     ops = op_column.tolist() if op_column.any() else None
     user_keys = None if is_all_empty(user_names) else user_names.to_pylist()
     offsets = value_offsets(stored)
-    width = common_width(offsets)
-    values = fixed_items(stored, width) if width else stored.to_pylist()
+    values, width = value_items(stored)
     for owner, start, stop in runs:
         run_ops = None if ops is None else ops[start:stop]
         deletes = run_ops is not None and run_ops.count(OP_DELETE) == stop - start
@@ -129,45 +129,25 @@ def is_all_empty(values: pa.Array) -> bool:
     return bool(offsets[0] == offsets[-1])
 
 
-def fixed_items(column: pa.Array, width: int) -> FixedItems:
-    """Return the values of a binary column, which all have this length above 0, as items of an array, not copied."""
-    offsets = value_offsets(column)
-    data = np.frombuffer(column.buffers()[2], np.uint8)
-    return data[int(offsets[0]) : int(offsets[-1])].view(f"V{width}")
+def value_items(column: pa.Array) -> tuple[list[bytes] | FixedItems, int | None]:
+    """Return the values of a binary column without nulls, and their length where all have one, else None.
+
+    They are side by side, not copied, where they have one length that is not 0.
+    """
+    width = common_width(value_offsets(column))
+    return (bytes_of(column).view(f"V{width}") if width else column.to_pylist()), width
 
 
 def key_items(column: pa.Array) -> Keys:
     """Return the keys of a binary column without nulls, side by side where they are many and have one length."""
     if len(column) <= _FEW:
         return list(column.to_pylist())
-    width = common_width(value_offsets(column))
-    keys: Keys = fixed_items(column, width) if width else column.to_pylist()
-    return keys
+    return value_items(column)[0]
 
 
 def key_column(keys: Keys) -> pa.Array:
-    """Return keys as one large binary array."""
-    return fixed_column(keys, pa.large_binary()) if isinstance(keys, np.ndarray) else binary_column(keys)
-
-
-def fixed_column(values: FixedItems, kind: pa.DataType, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """Return values of one length as a binary column of this type.
-
-    Args:
-        values: One item for each row.
-        kind: ``binary`` or ``large_binary``.
-        valid: False for rows that are null, whatever their item is; None: none is.
-    """
-    count = len(values)
-    dtype = np.dtype(np.int64 if pa.types.is_large_binary(kind) else np.int32)
-    bitmap = None
-    offsets = np.arange(count + 1, dtype=np.int64)
-    if valid is not None and not valid.all():
-        bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))
-        np.cumsum(valid, out=offsets[1:])
-        values = values[valid]
-    places = (offsets * values.dtype.itemsize).astype(dtype)
-    return pa.Array.from_buffers(kind, count, [bitmap, pa.py_buffer(places), pa.py_buffer(values)])
+    """Return keys, or values, as one large binary array."""
+    return rows_of(keys, pa.large_binary()) if isinstance(keys, np.ndarray) else binary_column(keys)
 
 
 def binary_column(values: Sequence[bytes]) -> pa.Array:
@@ -201,7 +181,7 @@ class PageBuilder:
             order: Positions of the rows in their right order; None: they are in order.
         """
         columns = [keys, values] if user_keys is None else [keys, user_keys, values]
-        sizes = np.sum([np.diff(value_offsets(column)) for column in columns], axis=0)
+        sizes = np.sum([lengths_of(column) for column in columns], axis=0)
         ends = np.cumsum(sizes if order is None else sizes[order])
         start, stop = 0, len(keys)
         while start < stop:
@@ -234,7 +214,6 @@ def _part(state: int, columns: list[pa.Array], rows: slice | pa.Array) -> pa.Rec
     picked = [(column[rows] if isinstance(rows, slice) else column.take(rows)).cast(pa.binary()) for column in columns]
     count = len(picked[0])
     if len(picked) == 2:
-        nothing = pa.py_buffer(np.zeros(count + 1, np.int32))
-        picked.insert(1, pa.Array.from_buffers(pa.binary(), count, [None, nothing, pa.py_buffer(b"")]))
+        picked.insert(1, empty_values(count))
     states = pa.array(np.full(count, state, np.uint16))
     return pa.RecordBatch.from_arrays([states, *picked], schema=ENTRY_SCHEMA)

@@ -15,7 +15,8 @@ from itertools import repeat
 import numpy as np
 import pyarrow as pa
 
-from dstl.changelog.change_set import OP_CLEAR, OP_PUT, common_width, value_offsets
+from dstl.changelog.change_set import OP_CLEAR, OP_PUT
+from dstl.column_buffers import rows_of
 from dstl.errors import Closed, Invalid, Unavailable
 from handles.key_group import KeyGroup
 from materializer.tables.base import (
@@ -33,14 +34,13 @@ from materializer.tables.columns import (
     ChangeRun,
     PageBuilder,
     change_runs,
-    fixed_column,
-    fixed_items,
     is_all_empty,
     key_group_runs,
     key_items,
+    value_items,
 )
 from materializer.tables.heap_group import HeapGroup
-from materializer.tables.key_places import ONE_BY_ONE, FixedItems, Keys, names_of
+from materializer.tables.key_places import ONE_BY_ONE, Keys, names_of
 from materializer.tables.value_slots import ValueSlots
 
 ENTRY_OVERHEAD_BYTES = 130
@@ -53,7 +53,7 @@ _EXPIRED_KEYS = 1024  # looked at in about a millisecond, for batches wait meanw
 _MOST = 0.8  # of a page: what else it holds is at most a fourth of the values
 
 
-class HeapStateTable:
+class HeapStateTable(StateTable):
     """See :class:`~materializer.tables.base.StateTable`; state must fit in memory.
 
     Costs, at a million keys, 0.03 to 0.8 us for a value fetched, by how many of a key group are asked for together, as
@@ -67,12 +67,9 @@ class HeapStateTable:
     asks lets the rows that the answer needs be put there first.
     """
 
-    has_failed = False
-
     def __init__(self) -> None:
+        super().__init__()
         self._states: dict[int, dict[KeyGroup, HeapGroup]] = {}
-        self._versions: dict[KeyGroup, int] = {}
-        self._clock = 0
         self._epoch = 0
         self._lock = threading.Lock()
         self._open_epochs: set[int] = set()
@@ -153,7 +150,7 @@ class HeapStateTable:
         groups = self._groups(state, key_groups, keys)
         runs = list(key_group_runs(key_groups))
         if len(runs) * ONE_BY_ONE >= len(keys):
-            return pa.array(self.get_many(state, key_groups, keys.to_pylist()), pa.binary())
+            return super().get_values(state, key_groups, keys)
         names = key_items(keys)
         places = {group: slots for group, _, _ in runs if (slots := _slots_of(groups.get(group))) is not None}
         widths = {slots.width for slots in places.values()}
@@ -165,7 +162,7 @@ class HeapStateTable:
         for group, start, stop in runs:
             if group in places:
                 valid[start:stop] = places[group].take(names[start:stop], found[start:stop])
-        return fixed_column(found, pa.binary(), valid)
+        return rows_of(found, valid=valid)
 
     def get_entries(self, state: int, key_groups: KeyGroups, keys: Sequence[bytes]) -> list[list[tuple[bytes, bytes]]]:
         """Return all (user key, value) of each key, in user key order."""
@@ -244,9 +241,6 @@ class HeapStateTable:
             else:
                 _apply_one_by_one(content, run)
 
-    def prepare_snapshot(self) -> None:
-        """Do nothing: a heap snapshot is quick."""
-
     def snapshot(self) -> HeapTableSnapshot:
         """Return this moment of the table: microseconds, whatever its size."""
         self._check_open()
@@ -271,17 +265,14 @@ class HeapStateTable:
             for state, start, stop in key_group_runs(states):
                 content = restored.setdefault(state, HeapGroup(self._epoch))
                 part = page.slice(start, stop - start)
-                keys, values = key_items(part.column("key")), part.column("value")
-                width = common_width(value_offsets(values))
-                if not is_all_empty(part.column("user_key")):
-                    user_keys = part.column("user_key").to_pylist()
-                    for key, user_key, value in zip(names_of(keys), user_keys, values.to_pylist(), strict=True):
-                        content.put(key, user_key, value)
-                elif width:
-                    fixed = fixed_items(values, width)
-                    content.put_all(keys, fixed, width, owned=part.num_rows == page.num_rows and _is_most(fixed, page))
-                else:
-                    content.put_all(keys, values.to_pylist())
+                keys, (values, width) = key_items(part.column("key")), value_items(part.column("value"))
+                if is_all_empty(part.column("user_key")):
+                    owned = part.num_rows == page.num_rows and _is_most(values, page)
+                    content.put_all(keys, values, width, owned=owned)
+                    continue
+                user_keys = part.column("user_key").to_pylist()
+                for key, user_key, value in zip(names_of(keys), user_keys, names_of(values), strict=True):
+                    content.put(key, user_key, value)
         self.drop_key_group(key_group)
         for state, content in restored.items():
             self._states.setdefault(state, {})[key_group] = content
@@ -295,12 +286,8 @@ class HeapStateTable:
         self._versions.pop(key_group, None)
         self._cold.pop(key_group, None)
 
-    def drop_expired(self, key_group: KeyGroup, expired: Expired) -> Iterator[int]:
-        """Delete the expired entries of one key group, a bounded number of keys at a time."""
-        self._check_open()
-        return self._dropped(key_group, expired)
-
     def _dropped(self, key_group: KeyGroup, expired: Expired) -> Iterator[int]:
+        """Delete the expired entries of one key group, a bounded number of keys at a time."""
         for state, is_expired in expired.items():
             content = self._states.get(state, {}).get(key_group)
             keys: Keys = [] if content is None else content.keys()
@@ -324,10 +311,6 @@ class HeapStateTable:
         """Return the key groups that were written or restored and not dropped."""
         return sorted(self._versions.keys() | self._cold.keys())
 
-    def version(self, key_group: KeyGroup) -> int:
-        """Return a number that grows with each change of the key group."""
-        return self._versions.get(key_group, 0)
-
     def size(self) -> TableSize:
         """Return the exact size of what is there: a sum over groups, not over entries."""
         contents = [content for groups in self._states.values() for content in groups.values()]
@@ -339,9 +322,7 @@ class HeapStateTable:
         self._states, self._versions, self._cold = {}, {}, {}
 
     def _groups(self, state: int, key_groups: KeyGroups, keys: Sized) -> Mapping[KeyGroup, HeapGroup]:
-        self._check_open()
-        if len(key_groups) != len(keys):
-            raise Invalid(f"{len(key_groups)} key groups for {len(keys)} keys: one each is needed")
+        self._check_addresses(key_groups, keys)
         return self._states.get(state, {})
 
     def _writable(self, state: int, key_group: KeyGroup) -> HeapGroup:
@@ -356,10 +337,6 @@ class HeapStateTable:
             content.settle()
         self._touch(key_group)
         return content
-
-    def _touch(self, key_group: KeyGroup) -> None:
-        self._clock += 1
-        self._versions[key_group] = self._clock
 
     def _sorted_user_keys(self, owner: object, inner: Mapping[bytes, bytes]) -> list[bytes]:
         # Remembers the last key only: enough that paging through one huge map sorts it once.
@@ -420,9 +397,9 @@ def _slots_of(content: HeapGroup | None) -> ValueSlots | None:
     return content.points
 
 
-def _is_most(values: FixedItems, page: pa.RecordBatch) -> bool:
+def _is_most(values: Keys, page: pa.RecordBatch) -> bool:
     """Return whether a page's values may stay where they are: what else lies there would be held with them."""
-    return values.flags.writeable and values.nbytes >= _MOST * page.nbytes
+    return isinstance(values, np.ndarray) and values.flags.writeable and values.nbytes >= _MOST * page.nbytes
 
 
 def _apply_one_by_one(content: HeapGroup, run: ChangeRun) -> None:

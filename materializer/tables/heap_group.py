@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from materializer.tables.base import ExpiredValue
-from materializer.tables.columns import PageBuilder, binary_column, fixed_column, key_column
+from materializer.tables.columns import PageBuilder, binary_column, key_column
 from materializer.tables.key_places import FixedItems, Keys, SortedItems, names_of
 from materializer.tables.value_slots import ValueSlots, as_dict, fixed_values
 
@@ -303,7 +303,7 @@ class HeapGroup:
         if not elements:
             if isinstance(points, ValueSlots):
                 keys = key_column(points.names())
-                values = fixed_column(points.fixed_values(), pa.large_binary())
+                values = key_column(points.fixed_values())
             else:
                 keys, values = binary_column(list(points)), binary_column(list(points.values()))
             yield from builder.add(state, keys, None, values, pc.array_sort_indices(keys).to_numpy())

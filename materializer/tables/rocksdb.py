@@ -24,7 +24,7 @@ from dstl.errors import Closed, CorruptData, DstlError, Invalid, Unavailable
 from dstl.options import RocksDBOptions
 from handles.key_group import MAX_MAX_PARALLELISM, KeyGroup
 from materializer.local_disk import Access, access, link_or_copy
-from materializer.tables.base import PAGE_ROWS, Expired, KeyGroups, SnapshotFile, StateEntry, TableSize
+from materializer.tables.base import PAGE_ROWS, Expired, KeyGroups, SnapshotFile, StateEntry, StateTable, TableSize
 from materializer.tables.columns import ChangeRun, change_runs, key_group_runs
 from materializer.tables.rocksdb_engine import (
     RocksDBBatch,
@@ -51,7 +51,7 @@ _forked: list[Any] = []
 """Databases of a parent process: destroying one in a forked child would wait for threads that are not there."""
 
 
-class RocksDBStateTable:
+class RocksDBStateTable(StateTable):
     """See :class:`~materializer.tables.base.StateTable`; state may be larger than memory.
 
     Costs about 3 us for a value fetched from the block cache and 1.5 us for one put. The synchronous part of a snapshot
@@ -69,11 +69,11 @@ class RocksDBStateTable:
         Unavailable: The directory cannot be written.
     """
 
-    has_failed = False
     _db: Any = None
     _compacting: bool
 
     def __init__(self, directory: Path, options: RocksDBOptions | None = None) -> None:
+        super().__init__()
         self._claim(directory, options)
         self._snapshots = 0
         self._staged = count(1)
@@ -195,10 +195,6 @@ class RocksDBStateTable:
             for start in range(0, len(raw_keys), _READ_CHUNK):
                 found += self._db.get(raw_keys[start : start + _READ_CHUNK])
         return found
-
-    def get_values(self, state: int, key_groups: KeyGroups, keys: pa.Array) -> pa.Array:
-        """Return the same as a column."""
-        return pa.array(self.get_many(state, key_groups, keys.to_pylist()), pa.binary())
 
     def get_entries(self, state: int, key_groups: KeyGroups, keys: Sequence[bytes]) -> list[list[tuple[bytes, bytes]]]:
         """Return all (user key, value) of each key, in user key order."""
@@ -337,12 +333,8 @@ class RocksDBStateTable:
                 batch.delete_range(encode_prefix(key_group), encode_prefix(key_group + 1))
                 batch.flush()
 
-    def drop_expired(self, key_group: KeyGroup, expired: Expired) -> Iterator[int]:
-        """Delete the expired entries of one key group, a bounded number of entries at a time."""
-        self._check_open()
-        return self._dropped(key_group, expired)
-
     def _dropped(self, key_group: KeyGroup, expired: Expired) -> Iterator[int]:
+        """Delete the expired entries of one key group, a bounded number of entries at a time."""
         for state, is_expired in expired.items():
             prefix = encode_prefix(key_group, state)
             start = prefix
@@ -365,14 +357,6 @@ class RocksDBStateTable:
                 if not raw:
                     break
                 start = raw + b"\0"
-
-    def key_groups(self) -> Sequence[KeyGroup]:
-        """Return the key groups that were written or restored and not dropped."""
-        return sorted(self._versions)
-
-    def version(self, key_group: KeyGroup) -> int:
-        """Return a number that grows with each change of the key group."""
-        return self._versions.get(key_group, 0)
 
     def size(self) -> TableSize:
         """Return RocksDB's estimate; entries that were overwritten count until they are compacted away."""
@@ -432,15 +416,6 @@ class RocksDBStateTable:
                     written.add(stem)
             else:
                 batch.delete(stem + user_key)
-
-    def _touch(self, key_group: KeyGroup) -> None:
-        self._clock += 1
-        self._versions[key_group] = self._clock
-
-    def _check_addresses(self, key_groups: KeyGroups, keys: Sequence[bytes]) -> None:
-        self._check_open()
-        if len(key_groups) != len(keys):
-            raise Invalid(f"{len(key_groups)} key groups for {len(keys)} keys: one each is needed")
 
     def _check_open(self) -> None:
         if self._db is None:

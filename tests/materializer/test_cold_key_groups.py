@@ -110,7 +110,8 @@ def test_a_key_group_with_entries_cannot_be_cold_and_one_that_is_not_takes_no_ro
 def small(monkeypatch: pytest.MonkeyPatch, raw: float = inf, block_bytes: int = 1, gap: int = 0) -> None:
     """Let a base of some rows have many blocks, and its key groups come one by one."""
     monkeypatch.setattr(key_group_file, "BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(base_fetch, "LOAD_SIZES", base_fetch.LoadSizes(300, 1))
+    monkeypatch.setattr(base_fetch, "FETCH_BYTES", 300)
+    monkeypatch.setattr(base_fetch, "AHEAD_FETCHES", 1)
     monkeypatch.setattr(cold_reads, "READ_COSTS", cold_reads.ReadCosts(gap, 1, 0, 0, raw, 1, inf, run=400, requests=2))
     monkeypatch.setattr(key_group_block, "FRAME_BYTES", 3)
 
@@ -235,7 +236,8 @@ async def test_a_table_is_right_while_it_is_loaded_behind_its_batches(
 async def test_a_large_key_group_is_loaded_though_each_ninth_of_its_requests_fails(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base_fetch, "LOAD_SIZES", base_fetch.LoadSizes(10, 1))  # a hundred requests for each
+    monkeypatch.setattr(base_fetch, "FETCH_BYTES", 10)  # a hundred requests for each
+    monkeypatch.setattr(base_fetch, "AHEAD_FETCHES", 1)
     async with some_world(seed) as world:
         rules = [FaultRule(Fault.UNAVAILABLE, "get", nth=tuple(range(9, 99_999, 9)))]
         async with Opened(world, FaultyStore(world.memory, rules, clock=LoopClock())) as opened:

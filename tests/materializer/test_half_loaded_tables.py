@@ -183,7 +183,8 @@ async def test_a_load_goes_on_from_wherever_another_operator_has_stopped_it(
     stop_at: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One operator's store request fails at a moment of the other's load, and the load is called again."""
-    monkeypatch.setattr(base_fetch, "LOAD_SIZES", base_fetch.LoadSizes(1 << 20, 1))
+    monkeypatch.setattr(base_fetch, "FETCH_BYTES", 1 << 20)
+    monkeypatch.setattr(base_fetch, "AHEAD_FETCHES", 1)
     failing, inner, taken = asyncio.Event(), HeapStateTable.warm, [0]
 
     def warm(table: HeapStateTable, group: int, base: Any) -> bool:

@@ -15,7 +15,7 @@ from dstl.store.memory import MemoryStore
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry
 from handles.key_group import KeyGroupRange
 from materializer.bases.table_directory import FileBases, UnusableObject
-from materializer.restore.restore import LogSizes, RestoredTables, heap_tables
+from materializer.restore.restore import RestoredTables, heap_tables
 from materializer.tables import HeapStateTable, StateTable
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.virtual_time import LoopClock, seeded_runtime, virtual
@@ -312,7 +312,8 @@ async def test_only_a_bounded_number_of_segments_is_fetched_ahead(monkeypatch: p
     for n in range(60):
         await log.add({"log-a": [put(1, 0, b"k", b"", b"%d" % n)]})
     size = changes(put(1, 0, b"k", b"", b"59")).nbytes
-    monkeypatch.setattr("materializer.restore.restore.LOG_SIZES", LogSizes(piece=1, ahead=2 * size))
+    monkeypatch.setattr("materializer.restore.restore.PIECE_BYTES", 1)
+    monkeypatch.setattr("materializer.restore.restore.PREPARED_BYTES", 2 * size)
     ahead: list[int] = []
     await restore(log.checkpoint(), store, ALL, lambda _: SlowTable(ahead, store))  # type: ignore[arg-type]
     assert len(ahead) == 60
@@ -346,7 +347,7 @@ async def test_a_restore_that_is_cancelled_leaves_nothing_behind(seed: int, monk
         opened.append(HeapStateTable())
         return opened[-1]
 
-    monkeypatch.setattr("materializer.restore.restore.LOG_SIZES", LogSizes(piece=1))
+    monkeypatch.setattr("materializer.restore.restore.PIECE_BYTES", 1)
     running = restore(log.checkpoint(), store, ALL, open_table)
     await asyncio.sleep(0.05)
     running.cancel()

@@ -12,7 +12,6 @@ import pytest
 
 from dstl.errors import Invalid
 from dstl.options import RocksDBOptions
-from materializer.restore.restore import LogSizes
 from materializer.tables import RocksDBStateTable
 from materializer.tables.rocksdb_snapshot import SortedFile
 from worlds.demand import demand
@@ -103,7 +102,8 @@ class Counted:
             self.taken += 1
             take(table, *staged)
 
-        monkeypatch.setattr("materializer.restore.restore.LOG_SIZES", LogSizes(piece=300, staged=0))
+        monkeypatch.setattr("materializer.restore.restore.PIECE_BYTES", 300)
+        monkeypatch.setattr("materializer.restore.restore.STAGED_BYTES", 0)
         monkeypatch.setattr(RocksDBStateTable, "stage", counting_stage)
         monkeypatch.setattr(RocksDBStateTable, "take", counting_take)
 

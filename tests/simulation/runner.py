@@ -152,7 +152,9 @@ def _small_thresholds(world: World) -> Iterator[None]:
         # A log of kilobytes is read by ranges and staged in files, and a key's list by pages.
         changed += [
             (log_replay, "_SIZES", ReadSizes(0, large.choice((40, 1 << 10)), 0, large.choice((1, 500)), 100, 50)),
-            (restore, "LOG_SIZES", restore.LogSizes(large.choice((1, 300)), 600, 1)),
+            (restore, "PIECE_BYTES", large.choice((1, 300))),
+            (restore, "PREPARED_BYTES", 600),
+            (restore, "STAGED_BYTES", 1),
             (EntryState, "whole_bytes", large.choice((1, 60))),
         ]
     beside = world.rng("side-by-side")
@@ -177,7 +179,8 @@ def _small_thresholds(world: World) -> Iterator[None]:
         changed += [
             (key_group_file, "BLOCK_BYTES", lazy.choice((1, 200))),
             (key_group_block, "FRAME_BYTES", lazy.choice((7, key_group_block.FRAME_BYTES))),
-            (base_fetch, "LOAD_SIZES", base_fetch.LoadSizes(lazy.choice((300, 1 << 10)), lazy.choice((8, 16)))),
+            (base_fetch, "FETCH_BYTES", lazy.choice((300, 1 << 10))),
+            (base_fetch, "AHEAD_FETCHES", lazy.choice((8, 16))),
             (
                 cold_reads,
                 "READ_COSTS",

@@ -6,7 +6,7 @@ import pytest
 
 from dstl.errors import Invalid
 from dstl.store import LocalStore, MemoryStore, S3Store, ShardedStore, open_store
-from dstl.store.location import absolute_location, is_in_memory, split_locations
+from dstl.store.location import absolute_location, shared_location, split_locations
 
 
 def test_each_scheme_opens_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,9 +131,10 @@ def test_an_absolute_location_is_the_same_to_every_process(
 
 def test_a_memory_location_is_known_in_any_case_and_place() -> None:
     for location in ("memory://x", "MEMORY://x", "Memory://x/y", "/a,mEMORY://x"):
-        assert is_in_memory(location)
+        with pytest.raises(Invalid, match="own memory"):
+            shared_location(location)
     for location in ("memory", "/memory://x", "s3://memory/x", "./memory://x"):
-        assert not is_in_memory(location)
+        assert shared_location(location) == absolute_location(location)
 
 
 def test_a_secret_in_a_location_is_refused_and_not_repeated() -> None:

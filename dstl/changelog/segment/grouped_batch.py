@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dstl.changelog.change_set import common_width, value_offsets
 from dstl.changelog.segment.block_codec import RUN, BlockLayout, Bytes
+from dstl.column_buffers import bytes_of, common_width, data_of, value_offsets
 
 _RECORD_BYTES = 8
 """Counted for each change beside its payload: about what its numbers and lengths take."""
@@ -36,13 +36,11 @@ class _BinaryColumn:
     def __init__(self, column: pa.Array) -> None:
         self.array = column
         self.offsets = value_offsets(column)
-        data = column.buffers()[2]
-        self.data: Bytes = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+        self.data: Bytes = data_of(column)
         self.width = common_width(self.offsets)
         self.values: npt.NDArray[np.void] | None = None
         if self.width:
-            start, stop = int(self.offsets[0]), int(self.offsets[-1])
-            self.values = self.data[start:stop].view(f"V{self.width}")
+            self.values = bytes_of(column).view(f"V{self.width}")
 
     def lengths(self, rows: _Rows = _ALL) -> npt.NDArray[np.int32]:
         """Return the length of each value."""
@@ -62,9 +60,7 @@ class _BinaryColumn:
         elif self.width == 0:
             return 0
         else:
-            taken = self.array.take(pa.array(rows))
-            offsets = value_offsets(taken)
-            found = np.frombuffer(taken.buffers()[2], np.uint8)[int(offsets[0]) : int(offsets[-1])]
+            found = bytes_of(self.array.take(pa.array(rows)))
         out[: len(found)] = found
         return len(found)
 

@@ -34,11 +34,11 @@ from dstl.checkpoint.savepoint.format import (
 )
 from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, MissingState, ObjectExists, OutcomeUnknown
-from dstl.runtime import Runtime, end_tasks
+from dstl.runtime import Runtime, call_in_thread, end_tasks
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
 from handles.key_group import KeyGroup, KeyGroupRange
-from materializer.bases.key_group_file import KeyGroupFile, encode_key_group
+from materializer.bases.key_group_file import encode_key_group
 from materializer.bases.table_directory import FileBases
 from materializer.expiry import deleted_states, is_deleted
 from materializer.restore.restore import heap_tables
@@ -71,7 +71,7 @@ class SavepointFileWriter:
         with closing(table), closing(table.snapshot()) as snapshot:
             for group in key_groups:
                 # zstd and the checksum let the loop go on meanwhile.
-                part: KeyGroupFile = await asyncio.to_thread(encode_key_group, snapshot, group, expired=dropped)
+                part = await call_in_thread(encode_key_group, snapshot, group, expired=dropped)
                 await self.add(operator, group, part.data, part.rows)
 
     async def add(self, operator: str, key_group: KeyGroup, data: bytes, rows: int) -> None:

@@ -210,6 +210,11 @@ def parse_savepoint_location(text: str | os.PathLike[str]) -> tuple[str, str]:
     return location, check_savepoint_name(name)
 
 
+def savepoint_location(location: str, name: str) -> str:
+    """Return ``LOCATION/savepoints/NAME``; the inverse of :func:`parse_savepoint_location`."""
+    return f"{location.rstrip('/')}/{SAVEPOINTS}{name}"
+
+
 def directory_of(name: str) -> str:
     """Return the prefix of a savepoint's objects, with the slash."""
     return f"{SAVEPOINTS}{name}/"

@@ -11,14 +11,13 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
-from functools import partial
 
 from dstl.checkpoint.manifest.reader import ManifestReader, ManifestScan, no_location
 from dstl.checkpoint.upkeep.cleaning_plan import CleaningPlan, Deletion, plan_cleaning
 from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, Fenced
 from dstl.options import CheckpointOptions
-from dstl.runtime import Runtime, end_tasks
+from dstl.runtime import Runtime, call_in_thread, end_tasks
 from dstl.store.base import ObjectStore
 
 _log = logging.getLogger(__name__)
@@ -116,18 +115,8 @@ async def clean(
     if now is None:
         now = max(runtime.clock.wall(), max((info.modified for info in listing), default=0.0))
     # Off the loop: the plan of a million objects would hold up a checkpoint.
-    plan = await asyncio.get_running_loop().run_in_executor(
-        None,
-        partial(
-            plan_cleaning,
-            listing,
-            scan,
-            live,
-            names,
-            now=now,
-            grace_s=grace_s,
-            max_deletions=max_deletions,
-        ),
+    plan = await call_in_thread(
+        plan_cleaning, listing, scan, live, names, now=now, grace_s=grace_s, max_deletions=max_deletions
     )
     deleted = 0 if dry_run else await _delete(store, plan.deletions, on_progress)
     return CleanerReport(scan.query_id, dry_run, now, len(listing), sum(info.size for info in listing), plan, deleted)

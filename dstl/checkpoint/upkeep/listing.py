@@ -170,8 +170,5 @@ def _summary(checkpoint: CompletedCheckpoint, before: CompletedCheckpoint | None
 
 def _new_bytes(checkpoint: CompletedCheckpoint, before: CompletedCheckpoint | None) -> int:
     """Return the bytes that came with this checkpoint and that the one before it does not refer to."""
-    known = {s.segment for s in before.segments} if before else set()
-    fresh = {s.segment: s.segment[1] for s in checkpoint.segments if s.segment not in known}
-    bases = {name for base in before.materialized for name in base.objects()} if before else set()
-    sizes = dict(each for base in checkpoint.materialized for each in base.sizes())
-    return sum(fresh.values()) + sum(size for name, size in sizes.items() if name not in bases)
+    known = before.sizes() if before else {}
+    return sum(size for each, size in checkpoint.sizes().items() if each not in known)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
 
 import google_crc32c
 
@@ -15,14 +12,13 @@ from dstl.changelog.change_set import META_KEY_GROUP
 from dstl.changelog.segment.index import SegmentIndex
 from dstl.changelog.segment.reader import SegmentReader, verify_segment
 from dstl.errors import CorruptData
+from dstl.runtime import call_in_thread
 from dstl.store.base import ByteRange, ObjectInfo, ObjectStore
 from handles.key_group import KeyGroupRange
 from handles.materialized_handle import MaterializedStateHandle, TableFile
 from handles.segment_handle import SegmentHandle, SequenceNumberRange
 from materializer.bases.key_group_file import decode_key_group
 from materializer.bases.table_directory import decode_index
-
-T = TypeVar("T")
 
 _WHOLE = 16 << 20
 """A larger segment is read twice, in parts: for its checksum, and block by block."""
@@ -57,7 +53,7 @@ async def check_segment(store: ObjectStore, handle: SegmentHandle, uses: Iterabl
     if handle.size <= _WHOLE:
         data = await _get(store, handle.name, handle.offset, handle.size)
         _check_crc(google_crc32c.value(data), handle.checksum)
-        index = await _off_loop(partial(verify_segment, data, handle.name))
+        index = await call_in_thread(verify_segment, data, handle.name)
     else:
         await _check_stored_crc(store, handle.name, handle.offset, handle.size, handle.checksum)
         reader = SegmentReader(store, handle, max_bytes_in_memory=_WHOLE)
@@ -76,7 +72,7 @@ async def check_stray_segment(store: ObjectStore, name: str, size: int) -> None:
         CorruptData: It is damaged.
     """
     data = await _get(store, name, 0, size)
-    await _off_loop(partial(verify_segment, data, name))
+    await call_in_thread(verify_segment, data, name)
 
 
 async def check_base(store: ObjectStore, handle: MaterializedStateHandle) -> list[int]:
@@ -106,7 +102,7 @@ async def check_base(store: ObjectStore, handle: MaterializedStateHandle) -> lis
             part = memoryview(await _get(store, handle.name, offset, length))
         else:
             part = memoryview(whole)[offset : offset + length]
-        entries.append(await _off_loop(partial(_count_entries, part, key_group, handle.name)))
+        entries.append(await call_in_thread(_count_entries, part, key_group, handle.name))
     return entries
 
 
@@ -171,7 +167,3 @@ async def _get(store: ObjectStore, name: str, start: int, size: int) -> bytes:
     if len(data) != size:
         raise CorruptData(f"it is truncated: {len(data)} of {size} bytes at {start}")
     return data
-
-
-async def _off_loop(work: partial[T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(None, work)

@@ -10,13 +10,12 @@ from typing import TypeVar
 
 from dstl.checkpoint.report import SavepointReport
 from dstl.checkpoint.savepoint.creation import OnProgress, save_checkpoint, save_newest
-from dstl.checkpoint.savepoint.format import Savepoint, directory_of, parse_savepoint_location
+from dstl.checkpoint.savepoint.format import Savepoint, parse_savepoint_location, savepoint_location
 from dstl.checkpoint.savepoint.restore import RestoreMode, SavepointRestore
 from dstl.checkpoint.service import CoordinatorService
-from dstl.errors import Invalid
 from dstl.runtime import IoLoop, Runtime, closed_after, system_runtime
 from dstl.store.base import ObjectStore
-from dstl.store.location import absolute_location, is_in_memory
+from dstl.store.location import absolute_location, shared_location
 from handles.checkpoint import CompletedCheckpoint
 
 T = TypeVar("T")
@@ -50,15 +49,12 @@ class SavepointMaker:
             DstlError: As :func:`~dstl.checkpoint.savepoint.creation.save_checkpoint`.
         """
         runtime = system_runtime()
-        target = absolute_location(to or self._location).rstrip("/")
-        if is_in_memory(target):
-            raise Invalid("memory:// is this process's own memory and ends with it: put the savepoint elsewhere")
+        target = shared_location(to or self._location)
         started = runtime.clock.now()
         loop = IoLoop("dstl-savepoint")
         with loop.closing():
             made = loop.run(self._make(target, name, runtime, on_progress))
-        where = f"{target}/{directory_of(name).rstrip('/')}"
-        seconds = runtime.clock.now() - started
+        where, seconds = savepoint_location(target, name), runtime.clock.now() - started
         return SavepointReport(where, made.checkpoint_id, made.batch_id, made.bytes, made.entries, seconds)
 
     async def _make(self, target: str, name: str, runtime: Runtime, on_progress: OnProgress | None) -> Savepoint:

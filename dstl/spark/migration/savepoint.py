@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from dstl.checkpoint.savepoint.creation import SavepointFileWriter, write_savepoint
-from dstl.checkpoint.savepoint.format import Savepoint, check_savepoint_name, directory_of
+from dstl.checkpoint.savepoint.format import Savepoint, check_savepoint_name, savepoint_location
 from dstl.errors import Invalid, brief
 from dstl.options import S3Options, SealingOptions
 from dstl.runtime import IoLoop, system_runtime
@@ -30,7 +30,7 @@ from dstl.state.registry import TIMERS, StateRegistry
 from dstl.state.vectorised.aggregation import Aggregate, AggregateStates, OutputMode
 from dstl.store import open_store
 from dstl.store.base import ObjectStore
-from dstl.store.location import absolute_location, is_in_memory
+from dstl.store.location import shared_location
 from handles.checkpoint import OperatorEntry
 from handles.operator_uid import is_operator_uid
 
@@ -128,9 +128,7 @@ def migrate_state(
         ObjectExists: There is such a savepoint.
     """
     check_savepoint_name(name)
-    session, target = session_of(spark), absolute_location(location).rstrip("/")
-    if is_in_memory(target):
-        raise Invalid("memory:// is this process's own memory and ends with it: put the savepoint elsewhere")
+    session, target = session_of(spark), shared_location(location)
     directory = QueryDirectory(session, checkpoint)
     position = directory.position()
     found = operators_of(directory.location, _rows(session, "state-metadata", directory.location))
@@ -174,7 +172,7 @@ def migrate_state(
     if new_checkpoint:
         directory.copy_without_state(new_checkpoint)
     return MigrationReport(
-        savepoint=f"{target}/{directory_of(name).rstrip('/')}",
+        savepoint=savepoint_location(target, name),
         checkpoint=new_checkpoint,
         query_id=position.query_id,
         batch_id=position.batch_id,

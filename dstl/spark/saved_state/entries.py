@@ -30,6 +30,7 @@ from handles.key_group import KeyGroupRange
 from materializer.bases.key_group_file import encode_key_group
 from materializer.tables import HeapStateTable
 from materializer.tables.base import ENTRY_SCHEMA
+from materializer.tables.columns import key_group_runs
 
 GROUP, KEY, USER_KEY, VALUE, ENDS = "key_group", "key", "user_key", "value", "ends"
 ENTRIES = StructType(
@@ -245,9 +246,5 @@ def _counted(page: pa.RecordBatch, found: Counter[int]) -> pa.RecordBatch:
 
 def _runs(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
     for batch in batches:
-        groups = batch.column(GROUP).to_pylist()
-        start = 0
-        for group, run in groupby(groups):
-            length = sum(1 for _ in run)
-            yield group, batch.slice(start, length)
-            start += length
+        for group, start, stop in key_group_runs(batch.column(GROUP).to_numpy()):
+            yield group, batch.slice(start, stop - start)

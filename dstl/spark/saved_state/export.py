@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql.types import StringType, StructField, StructType
 
 from dstl.errors import Invalid
 from dstl.spark.saved_state.reader import StateColumns, StateRow
@@ -54,7 +55,7 @@ async def write_parquet(
     Raises:
         Invalid: The file cannot be written, or a part has no columns, which Parquet does not know.
     """
-    schema = _Parts(columns).schema
+    schema = _writer(columns).schema
     count = 0
     try:
         with pq.ParquetWriter(path, schema) as writer:
@@ -68,47 +69,29 @@ async def write_parquet(
     return count
 
 
-class _Parts:
-    """Builds batches with a struct column for each part of a row that has columns."""
-
-    def __init__(self, columns: StateColumns) -> None:
-        self._has_change = columns.has_change
-        self._writers = {"key": RowWriter(columns.key, "key")} if columns.key.fields else {}
-        if columns.user_key is not None:
-            self._writers["user_key"] = RowWriter(columns.user_key, "user_key")
-        if columns.value.fields:
-            self._writers["value"] = RowWriter(columns.value, "value")
-        parts = [(part, pa.struct(list(each.schema))) for part, each in self._writers.items()]
-        self.schema = pa.schema([("change", pa.string()), *parts] if columns.has_change else parts)
-
-    def batch(self, rows: list[StateRow]) -> pa.RecordBatch:
-        arrays = [pa.array([row.change for row in rows], pa.string())] if self._has_change else []
-        for part, writer in self._writers.items():
-            held = [at for at, row in enumerate(rows) if _has(row, part)]
-            array = writer.batch([getattr(rows[at], part) for at in held]).to_struct_array()
-            if len(held) < len(rows):
-                places = dict(zip(held, range(len(held)), strict=True))
-                array = array.take(pa.array([places.get(at) for at in range(len(rows))], pa.int64()))
-            arrays.append(array)
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+def _writer(columns: StateColumns) -> RowWriter:
+    """Return what builds batches with a struct column for each part of a row that has columns."""
+    parts = {"key": columns.key, "user_key": columns.user_key, "value": columns.value}
+    fields = [StructField(name, part) for name, part in parts.items() if part is not None and part.fields]
+    if columns.has_change:
+        fields.insert(0, StructField("change", StringType()))
+    return RowWriter(StructType(fields), "state")
 
 
-def _has(row: StateRow, part: str) -> bool:
-    if part == "value":
-        return row.change in (None, "put")
-    return getattr(row, part) is not None
+def _part(row: StateRow, name: str) -> Any:
+    return None if name == "value" and row.change not in (None, "put") else getattr(row, name)
 
 
 async def _batches(rows: AsyncIterator[StateRow], columns: StateColumns) -> AsyncIterator[pa.RecordBatch]:
-    parts = _Parts(columns)
-    held: list[StateRow] = []
+    writer = _writer(columns)
+    held: list[tuple[Any, ...]] = []
     async for row in rows:
-        held.append(row)
+        held.append(tuple(_part(row, name) for name in writer.schema.names))
         if len(held) >= _ROWS:
-            yield parts.batch(held)
+            yield writer.batch(held)
             held = []
     if held:
-        yield parts.batch(held)
+        yield writer.batch(held)
 
 
 def _plain(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -17,15 +17,13 @@ from dstl.runtime import IoLoop, Runtime, system_runtime
 from dstl.spark.application.checkpoint_directory import CheckpointDirectory
 from dstl.spark.query.placement import key_group_column, placing_columns
 from dstl.spark.saved_state.frame import FrameRows, change_rows, shown_schema, state_rows
-from dstl.spark.saved_state.reader import state_named
+from dstl.spark.saved_state.reader import RowDecoder, StateRow, state_named
 from dstl.state.broadcast_state import BROADCAST_KEY_GROUP
 from dstl.state.codec.field_codec import bound_row
 from dstl.state.codec.key_codec import KeyCodec
-from dstl.state.codec.value_codec import TimeToLive, ValueCodec
 from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.frames.row_writer import arrow_schema_of
 from dstl.state.registry import StateRegistry
-from dstl.state.timers import expiry_ms
 from dstl.store.base import ObjectStore
 
 
@@ -175,7 +173,9 @@ class StateReading:
                 raise Invalid(f"state {state!r} of operator {operator!r} is no map: look it up without user_key")
             user_keys = (KeyCodec(wanted.user_key, "the user key").encode(user_key),)
         found = self.loop.run(self.service.lookups.read(operator, wanted.state_id, group, data, user_keys))
-        decoded = _decoded(wanted, list(zip(found.user_keys, found.values, strict=True)))
+        decoder = RowDecoder(registry, wanted, int(system_runtime().clock.wall() * 1000))
+        entries = zip(found.user_keys, found.values, strict=True)
+        decoded = _decoded(wanted, [row for entry in entries if (row := decoder.row(data, *entry)) is not None])
         return next(iter(decoded.values()), None) if user_keys else decoded
 
     def _place(
@@ -195,18 +195,14 @@ class StateReading:
         return row[0], data
 
 
-def _decoded(descriptor: StateDescriptor, entries: list[tuple[bytes, bytes]]) -> Any:
-    """Return the entries of one key, ordered by user key, as users have them."""
+def _decoded(descriptor: StateDescriptor, rows: Sequence[StateRow]) -> Any:
+    """Return the rows of one key, ordered by user key, as users have them."""
     if descriptor.kind is StateKind.TIMER:
-        return [expiry_ms(user_key) for user_key, _ in entries]
-    ttl = TimeToLive(descriptor.ttl_ms, int(system_runtime().clock.wall() * 1000))
-    values = ValueCodec(descriptor.name, descriptor.value_schemas)
-    row = bound_row(values.schema.names)
-    live = [(user_key, row(values.decode(value))) for user_key, value in entries if not ttl.is_dead(value)]
+        return [row.user_key[0] for row in rows if row.user_key is not None]
+    values = list(map(bound_row(descriptor.value_schemas[-1].names), (row.value for row in rows)))
     if descriptor.kind is StateKind.LIST:
-        return [value for _, value in live]
+        return values
     if descriptor.user_key is not None:
-        user_keys = KeyCodec(descriptor.user_key, "the user key")
-        key = bound_row(user_keys.names)
-        return {key(user_keys.decode(user_key)): value for user_key, value in live}
-    return live[0][1] if live else None
+        user_keys = map(bound_row(descriptor.user_key.names), (row.user_key for row in rows))
+        return dict(zip(user_keys, values, strict=True))
+    return values[0] if values else None

@@ -14,7 +14,7 @@ from pyspark.sql.types import IntegralType, StructType
 
 from dstl.checkpoint.report import SavepointReport
 from dstl.checkpoint.savepoint.creation import SavepointFileWriter, copy_key_groups, write_savepoint
-from dstl.checkpoint.savepoint.format import Savepoint, SavepointObjects, directory_of, parse_savepoint_location
+from dstl.checkpoint.savepoint.format import Savepoint, SavepointObjects, parse_savepoint_location, savepoint_location
 from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
 from dstl.errors import Invalid, brief
 from dstl.options import S3Options, SealingOptions
@@ -35,7 +35,7 @@ from dstl.state.frames.row_writer import arrow_schema_of
 from dstl.state.registry import StateRegistry
 from dstl.store import open_store
 from dstl.store.base import ObjectStore
-from dstl.store.location import absolute_location, is_in_memory
+from dstl.store.location import shared_location
 from handles.checkpoint import OperatorEntry
 from handles.key_group import MAX_MAX_PARALLELISM
 
@@ -97,9 +97,7 @@ def transform_savepoint(
     session, runtime = session_of(spark), system_runtime()
     started = runtime.clock.now()
     (where, name), (new_where, new_name) = map(parse_savepoint_location, (savepoint, target))
-    where, new_where = absolute_location(where).rstrip("/"), absolute_location(new_where).rstrip("/")
-    if is_in_memory(where) or is_in_memory(new_where):
-        raise Invalid("memory:// is this process's own memory, and Spark's tasks live in others: use another location")
+    where, new_where = shared_location(where), shared_location(new_where)
     if max_parallelism is not None:
         max_parallelism = count_within("max_parallelism", max_parallelism, MAX_MAX_PARALLELISM)
     s3 = s3 or S3Options()
@@ -117,8 +115,7 @@ def transform_savepoint(
             if known is not None:
                 raise known from error
             raise Invalid(f"Spark cannot make the states of {new_name!r}: {reason(error)}") from error
-    seconds = runtime.clock.now() - started
-    location = f"{new_where}/{directory_of(new_name).rstrip('/')}"
+    location, seconds = savepoint_location(new_where, new_name), runtime.clock.now() - started
     return SavepointReport(location, made.checkpoint_id, made.batch_id, made.bytes, made.entries, seconds)
 
 

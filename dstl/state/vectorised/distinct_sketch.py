@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, DataType, LongType, StructField, StructType
 
-from dstl.column_buffers import array_of, binary_of, content_of, filled
+from dstl.column_buffers import array_of, binary_of, content_of, items_of
 from dstl.errors import Invalid
 from dstl.state.codec.field_codec import INTEGERS
 from dstl.state.codec.key_codec import KeyCodec
@@ -101,10 +101,8 @@ class ApproxCountDistinct(Accumulator):
 
     def _entries(self, sketches: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return all entries of all sketches, and whose each is."""
-        sketches = filled(sketches, b"")
-        data, offsets = content_of(sketches)
-        entries = data[int(offsets[0]) : int(offsets[-1])].copy().view(self._entry).astype(np.int64)
-        return entries, np.repeat(np.arange(len(sketches)), np.diff(offsets) // self._entry.itemsize)
+        entries, owners = items_of(sketches, self._entry)
+        return entries.astype(np.int64), owners
 
 
 def hash_values(values: pa.Array) -> Hashes:

@@ -15,16 +15,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from dstl.column_buffers import array_of, binary_of, content_of, filled, from_int64, numpy_of, to_int64
+from dstl.column_buffers import array_of, binary_of, from_int64, items_of, numpy_of, to_int64
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.aggregation import AggregateStates
 from dstl.state.vectorised.column_state import ColumnState, KeyGroups
 from dstl.state.vectorised.group_runner import GroupRunner, late_after
 from dstl.state.vectorised.key_codes import Codes, Groups, by_key_group, group_codes
-from dstl.state.vectorised.time_windows import Micros, Windows, merge_sessions
+from dstl.state.vectorised.time_windows import Windows, merge_sessions
 
 _BOUNDS = StructType([StructField("bounds", BinaryType())])
+_SESSION = np.dtype([("start", "<i8"), ("end", "<i8")])
 
 
 class SessionRunner(GroupRunner):
@@ -178,9 +179,10 @@ class _OpenSessions:
 
     def put(self, task: TaskInput, names: pa.Array, key_groups: KeyGroups, stored: pa.Array, sessions: Windows) -> None:
         """Send the open sessions of keys, which are numbered as the names are."""
-        bounds = np.stack((sessions.starts, sessions.ends), axis=1).astype("<i8")
+        bounds = np.empty(len(sessions.keys), _SESSION)
+        bounds["start"], bounds["end"] = sessions.starts, sessions.ends
         counts = np.bincount(sessions.keys, minlength=len(names))
-        blobs = binary_of(np.ascontiguousarray(bounds).view(np.uint8).reshape(-1), counts * 16)
+        blobs = binary_of(bounds, counts * _SESSION.itemsize)
         columns = pa.RecordBatch.from_arrays([blobs], schema=self._state.schema)
         self._state.put(task, key_groups, names, stored, columns, counts > 0)
 
@@ -194,12 +196,8 @@ class _OpenSessions:
         self.put(task, names, key_groups[first], stored, _kept(sessions, sessions.ends > until))
 
     def _decoded(self, stored: pa.Array) -> Windows:
-        blobs = filled(self._state.decode(stored).column(0), b"")
-        data, offsets = content_of(blobs)
-        bounds = np.ascontiguousarray(data[int(offsets[0]) : int(offsets[-1])]).view("<i8").reshape(-1, 2)
-        owners = np.repeat(np.arange(len(blobs)), np.diff(offsets) // 16)
-        starts: Micros = np.ascontiguousarray(bounds[:, 0])
-        return Windows(owners, starts, np.ascontiguousarray(bounds[:, 1]))
+        bounds, owners = items_of(self._state.decode(stored).column(0), _SESSION)
+        return Windows(owners, np.ascontiguousarray(bounds["start"]), np.ascontiguousarray(bounds["end"]))
 
 
 def _kept(windows: Windows, kept: npt.NDArray[np.bool_]) -> Windows:
