@@ -82,6 +82,14 @@ class CommittedRuns:
         """Return whether Spark is running a run; where that cannot be told, it is taken to be."""
         return self._execution is None or await self._execution.is_running(run_id)
 
+    async def fitted_offsets(self, run_id: str, content: bytes) -> bytes:
+        """Return a record of offsets as a run reads it; as it is where Spark cannot be asked.
+
+        Raises:
+            Invalid: As :meth:`SparkExecution.fitted_offsets`.
+        """
+        return content if self._execution is None else await self._execution.fitted_offsets(run_id, content)
+
     def directory_of(self, task: TaskAttempt) -> SparkDirectory:
         """Return Spark's checkpoint directory of a task's run.
 

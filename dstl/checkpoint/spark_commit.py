@@ -121,6 +121,13 @@ class SparkExecution(Protocol):
     async def is_running(self, run_id: str) -> bool:
         """Return whether Spark is running a query by this run."""
 
+    async def fitted_offsets(self, run_id: str, content: bytes) -> bytes:
+        """Return a record of offsets with those sources of ours that a run has, which may be others than were written.
+
+        Raises:
+            Invalid: It is of other sources of the user's.
+        """
+
 
 class SparkDirectory(Protocol):
     """Spark's checkpoint directory in the manifest log of a query's checkpoints. One event loop."""

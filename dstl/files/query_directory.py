@@ -19,7 +19,6 @@ from dstl.files.namespace import METADATA
 from dstl.files.options import FileOptions
 from dstl.files.participants import Participants
 from dstl.files.query_records import WHOLE_EVERY, QueryRecords, json_field, query_id_of
-from dstl.files.rules import newest_batch
 from dstl.rpc.codec import Payload
 from dstl.runtime import Runtime
 from handles.file_record import barrier_batch
@@ -76,8 +75,18 @@ class QueryDirectory(LeaderDirectory):
         batch = barrier_batch(path, "commits")
         return batch is not None and self._checkpoints is not None and self._checkpoints.lacks_tasks(run, batch)
 
+    async def find(self, path: str, run: str) -> Listed | None:
+        """Return a file or a directory."""
+        found = await super().find(path, run)
+        if found is not None and barrier_batch(path, "offsets") is not None:
+            return path, len(await self.read(path, run)), found[2]
+        return found
+
     async def read(self, path: str, run: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Return a file's bytes, or a part of them."""
+        """Return a file's bytes, or a part of them; a record of offsets is read by the sources that the run has."""
+        if run and self._checkpoints is not None and barrier_batch(path, "offsets") is not None:
+            content = await self._checkpoints.fitted_offsets(run, await super().read(path, run))
+            return content[offset : None if length is None else offset + length]
         content = await super().read(path, run, offset, length)
         if path == METADATA and offset == 0:
             self.query_id = query_id_of(content)
@@ -101,11 +110,6 @@ class QueryDirectory(LeaderDirectory):
         """Make a commit durable that waits for the next offsets; where that fails its run is over, and is told."""
         await self.barriers.settle("")
 
-    async def newest_offsets(self) -> bytes:
-        """Return the newest ``offsets/N``; nothing where there is none. Takes nothing over."""
-        newest = newest_batch("offsets", (name for name, _, _ in await self.listing("offsets", "")))
-        return await self.read(f"offsets/{newest}", "") if newest >= 0 else b""
-
     def newest_commit(self) -> int:
         """Return the newest batch that Spark has committed, -1 where there is none."""
         return self.run.newest("commits")
@@ -116,7 +120,7 @@ class QueryDirectory(LeaderDirectory):
         self.run.admit(run_id)
         if (run_id, batch_id) != self._planned[:2]:
             try:
-                content = await self.read(f"offsets/{batch_id}", run_id)
+                content = await super().read(f"offsets/{batch_id}", run_id)
             except ObjectNotFound:
                 return None
             found = json_field(content, "batchTimestampMs")

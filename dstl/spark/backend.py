@@ -421,8 +421,7 @@ class StateBackend(StatefulOperators, ReadableStates):
         check_input(keyed, definition, self._repeating)
         if definition.needs_watermark_batches:
             begin = partial(latest_watermark, self._store, system_runtime())
-            offsets = self._directory.newest_offsets
-            keyed = with_watermark_batches(keyed, self._watermark, lambda: self._loop.run(begin()), offsets)
+            keyed = with_watermark_batches(keyed, self._watermark, lambda: self._loop.run(begin()))
         self._loop.run(definition.announce_to(self._service))
         self._operators.append(definition.uid)
         self._launcher.start()

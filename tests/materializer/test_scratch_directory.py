@@ -64,7 +64,7 @@ def test_a_driver_that_was_killed_leaves_no_file_with_watermarks(place: Path) ->
     )
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
     left = Path(done.stdout.strip())
-    assert left.read_text() == '{"watermark": 7}'
+    assert left.read_text() == '{"dstl_watermark": 7}'
     assert sweep_scratch_directories() == [left.parent]
 
 

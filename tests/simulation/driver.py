@@ -155,6 +155,10 @@ class DriverActor:
         """Return True: of a run that is over, this Spark brings nothing late."""
         return True
 
+    async def fitted_offsets(self, run_id: str, content: bytes) -> bytes:
+        """Return a record of offsets as it is: the sources are the same ones."""
+        return content
+
     async def of_batch(self, query_id: str) -> Mapping[str, tuple[int, int]] | None:
         """Return Spark's watermarks of the batch at work, and of the one before it."""
         if self._at_work is None:

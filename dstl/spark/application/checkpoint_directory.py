@@ -76,16 +76,6 @@ class CheckpointDirectory:
             self._root = root
         return self._root
 
-    def newest_offsets(self) -> str:
-        """Return Spark's newest record of the query's offsets; empty where it has none.
-
-        Raises:
-            DstlError: It cannot be read.
-        """
-        self.location()
-        assert self._directory is not None
-        return self._loop.run(self._directory.newest_offsets()).decode()
-
     async def settle(self) -> None:
         """Make a commit durable that waits for the next offsets; on the loop."""
         if self._directory is not None:

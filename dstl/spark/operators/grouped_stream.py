@@ -39,7 +39,7 @@ class ProcessorArguments(TypedDict, total=False):
     Attributes:
         tick: Have a batch at least this often (``"10 seconds"``), so that timers fire without input. Shorter: they fire
             sooner; longer: fewer batches, each of which costs a checkpoint. By default timers fire in the next batch
-            with data of any key. Keep the argument at restarts; its value may change.
+            with data of any key. It may come and go at restarts.
         broadcast: Streams by name (batch DataFrames where the grouped one is one), whose rows reach every partition in
             their batch, before the keyed rows: ``handleBroadcastRows(name, rows)`` of the processor takes those of one
             stream, sorted by their columns, and keeps them in ``handle.getBroadcastState(name)``, a map that keyed rows
@@ -229,8 +229,8 @@ class GroupedStream:
             timeMode: ``none``, ``processingTime`` or ``eventTime``, in any case. The watermark is that of the rows that
                 reach the operator; where their only event-time column is a window, it follows the windows' starts.
             initialState: A batch DataFrame with the grouping columns, or grouped by them: each of its rows is given to
-                ``handleInitialState`` once, in the query's first batch, before its key's input. Keep the argument at
-                restarts of a stream: it is one of the sources that Spark counts.
+                ``handleInitialState`` once, in the query's first batch, before its key's input. A
+                query that has begun may go on without, and takes none where it had none.
             eventTimeColumnName: The output's event-time column. The watermark that the operator goes by is passed on
                 with it, to one of Spark's operators or of ours; a row at or before the watermark of the batch before is
                 refused, as in Spark, since what follows would drop it as late.

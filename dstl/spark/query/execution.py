@@ -8,7 +8,8 @@ from pyspark.sql import SparkSession
 
 from dstl.errors import Invalid
 from dstl.spark.application.session import active_query, is_local, query_of_run
-from dstl.spark.query.plan import is_stateful, nodes_of
+from dstl.spark.query.offsets import fitted_offsets
+from dstl.spark.query.plan import is_stateful, nodes_of, sources_of
 
 _ASYNC = "AsyncProgressTrackingMicroBatchExecution"
 """Of Spark's ways to execute a query this one alone takes our operators and does not commit its batches one by one."""
@@ -42,6 +43,14 @@ class DriverExecution:
         """Return whether Spark is running a query by this run."""
         return await asyncio.to_thread(query_of_run, self._session, run_id) is not None
 
+    async def fitted_offsets(self, run_id: str, content: bytes) -> bytes:
+        """Return a record of offsets with those sources of ours that a run has; as it is where the run is over.
+
+        Raises:
+            Invalid: As :func:`fitted_offsets`.
+        """
+        return await asyncio.to_thread(self._fitted, run_id, content)
+
     def batch_seconds(self, query_id: str) -> dict[int, float]:
         """Return what the last batches of a query took in all, by their numbers; of a query that runs here.
 
@@ -51,6 +60,10 @@ class DriverExecution:
         query = active_query(self._session, query_id) if query_id else None
         recent = () if query is None else query.recentProgress()
         return {int(each.batchId()): each.batchDuration() / 1000 for each in recent}
+
+    def _fitted(self, run_id: str, content: bytes) -> bytes:
+        query = query_of_run(self._session, run_id)
+        return content if query is None else fitted_offsets(content, sources_of(query.analyzedPlan()))
 
     def _check(self, query_id: str) -> None:
         query = active_query(self._session, query_id)

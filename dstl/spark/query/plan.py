@@ -23,6 +23,8 @@ _STATEFUL = frozenset(
 )
 """Spark's operators with one input whose output goes by their watermark."""
 
+_SOURCES = frozenset(("StreamingRelation", "StreamingRelationV2", "StreamingExecutionRelation"))
+
 
 def watermark_follows(df: DataFrame) -> Literal["operator", "spark"] | None:
     """Return whose watermark the event time of a stream goes by.
@@ -92,6 +94,11 @@ def nodes_of(plan: Any) -> Iterator[Any]:
     yield plan
     for child in children_of(plan):
         yield from nodes_of(child)
+
+
+def sources_of(plan: Any) -> list[str]:
+    """Return the names of the sources of a stream's logical plan, in the order in which Spark keeps their offsets."""
+    return [str(node.sourceName()) for node in nodes_of(plan) if node.nodeName() in _SOURCES]
 
 
 def counted_operator(node: Any) -> str | None:

@@ -29,7 +29,8 @@ try:
 except ImportError:  # before Spark 4.2: such a query then takes everything that is there in one batch
     SupportsTriggerAvailableNow = object
 
-_FORMAT = "dstl_ticks"
+TICKS, ONCE = "dstl_ticks", "dstl_once"
+"""The names of the sources, and those of their offsets."""
 _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _UNITS = {"millisecond": 1, "ms": 1, "second": 1000, "s": 1000, "minute": 60_000, "min": 60_000, "hour": 3_600_000}
 """Milliseconds of each unit, as Spark's intervals name them."""
@@ -51,25 +52,37 @@ class QuietReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
 
 
 class TickSource(DataSource):  # type: ignore[misc]
-    """A streaming source with one integer column, driven by the clock of the driver's host.
+    """A streaming source with one integer column and no row, driven by the clock of the driver's host.
 
     Options:
-        interval_ms: Milliseconds between ticks, each of which is a new offset without any row. Without it there is one
-            row, once in the query's life: in its first batch, and again whenever that batch runs again.
+        interval_ms: Milliseconds between ticks, each of which is a new offset.
     """
 
     @classmethod
     def name(cls) -> str:
         """Return the format's name for ``spark.readStream``."""
-        return _FORMAT
+        return TICKS
 
     def schema(self) -> str:
         """Return the source's schema."""
         return "tick long"
 
-    def streamReader(self, schema: Any) -> _TickReader:
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
         """Return the reader of offsets and rows."""
-        return _TickReader(int(self.options.get("interval_ms", 0)))
+        return _TickReader(int(self.options["interval_ms"]))
+
+
+class OnceSource(TickSource):
+    """A streaming source of one row, once in the query's life: in its first batch, and whenever that runs again."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's name for ``spark.readStream``."""
+        return ONCE
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        """Return the reader of the offset and the row."""
+        return _OnceReader()
 
 
 class _TickReader(QuietReader):
@@ -78,24 +91,33 @@ class _TickReader(QuietReader):
         self._last: int | None = None
 
     def initialOffset(self) -> dict[str, int]:
-        return {"tick": 0}
+        return {TICKS: 0}
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, int]:
-        if not self._interval:
-            return {"tick": 1}
-        return {"tick": self._now() if self._last is None else self._last}
+        return {TICKS: self._now() if self._last is None else self._last}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._last = self._now() if self._interval else None
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        return [] if self._interval else [InputPartition(end["tick"])]
-
-    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
-        yield (partition.value,)
+        self._last = self._now()
 
     def _now(self) -> int:
         return int(time.time() * 1000) // self._interval
+
+
+class _OnceReader(QuietReader):
+    def initialOffset(self) -> dict[str, int]:
+        return {ONCE: 0}
+
+    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, int]:
+        return {ONCE: 1}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """There is one offset only."""
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return [InputPartition(end[ONCE])]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+        yield (partition.value,)
 
 
 def interval_ms(text: str, what: str) -> int:
@@ -136,7 +158,7 @@ def with_batches_of(df: DataFrame, source: Any, column: str) -> DataFrame:
 
 def one_row_once(session: SparkSession) -> DataFrame:
     """Return a stream of one row in the query's first batch and none in any other, by Spark's own record of offsets."""
-    return python_source(session, TickSource).load()
+    return python_source(session, OnceSource).load()
 
 
 def with_marks(df: DataFrame, partitions: int) -> DataFrame:

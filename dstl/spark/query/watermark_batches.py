@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
-import math
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +23,8 @@ if TYPE_CHECKING:
     # The source's process would load pydantic, too.
     from handles.checkpoint import CompletedCheckpoint
 
-_log = logging.getLogger(__name__)
-
-_FORMAT = "dstl_watermark"
+WATERMARKS = "dstl_watermark"
+"""The source's name, and that of its offset."""
 _FILE = "watermark"
 _NO_DATA_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
 
@@ -39,25 +35,6 @@ class WatermarkFile:
     def __init__(self) -> None:
         self._directory: ScratchDirectory | None = None
         self._marks: dict[str, int] = {}
-        self._left: float | None = None
-
-    def takes_source(self, enabled: bool, offsets: Callable[[], str]) -> bool:
-        """Return whether the next operator is to have a source.
-
-        Args:
-            enabled: Whether a query that begins has one for each operator.
-            offsets: Returns the query's newest offsets, empty where it begins.
-        """
-        if self._left is None:
-            found = offsets()
-            self._left = sources_in(found) if found else math.inf if enabled else 0
-            if found and enabled and not self._left:
-                _log.warning(
-                    "the offsets of this query are of a time without batches that have no data: windows end and timers "
-                    "fire with the next rows; a new checkpoint directory, begun with a savepoint, has such batches"
-                )
-        self._left -= 1
-        return self._left >= 0
 
     def path(self, watermark_ms: Callable[[], int | None]) -> str:
         """Return where it is, made at the first call.
@@ -74,7 +51,7 @@ class WatermarkFile:
 
     def write(self, watermark_ms: int | None = None, *, sparks_ms: int | None = None) -> None:
         """Let the next batch go by these watermarks, Unix milliseconds; None leaves one as it is."""
-        told = {"watermark": watermark_ms, "sparks": sparks_ms}
+        told = {WATERMARKS: watermark_ms, "sparks": sparks_ms}
         marks = self._marks | {name: mark for name, mark in told.items() if mark is not None}
         if self._directory is None or marks == self._marks:
             return
@@ -98,13 +75,13 @@ class WatermarkSource(DataSource):  # type: ignore[misc]
     """A streaming source without rows, whose offset are the watermarks in a file.
 
     Options:
-        path: The file; empty for a source that never has anything new.
+        path: The file.
     """
 
     @classmethod
     def name(cls) -> str:
         """Return the format's name for ``spark.readStream``."""
-        return _FORMAT
+        return WATERMARKS
 
     def schema(self) -> str:
         """Return the source's schema."""
@@ -121,7 +98,7 @@ class _WatermarkReader(QuietReader):
         self._last: dict[str, int] = {}
 
     def initialOffset(self) -> dict[str, int]:
-        return {"watermark": 0}
+        return {WATERMARKS: 0}
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, int]:
         # Before a run's first batch the driver may know of none, and after its end there is no file.
@@ -133,32 +110,21 @@ class _WatermarkReader(QuietReader):
         """Hold nothing fast: the last rows that are there move the watermark, too."""
 
 
-def sources_in(offsets: str) -> int:
-    """Return how many of the sources are of this kind whose offsets Spark has recorded in a file."""
-    return len(re.findall(r'\{"watermark": ?\d+(?:, ?"sparks": ?\d+)?\}', offsets))
-
-
-def with_watermark_batches(
-    df: DataFrame, file: WatermarkFile, begin_ms: Callable[[], int | None], offsets: Callable[[], str]
-) -> DataFrame:
+def with_watermark_batches(df: DataFrame, file: WatermarkFile, begin_ms: Callable[[], int | None]) -> DataFrame:
     """Return the same rows from a stream that has a batch whenever the watermark has moved.
 
-    Where the session has Spark make no batches without data, nor does this. A query that has offsets goes on with as
-    many sources as those are of, whatever the session says, for Spark counts them: one that has too many is silent, and
-    one source makes the batches of all operators.
+    Where the session has Spark make no batches without data, nor does this.
 
     Args:
         df: The rows.
         file: Where the driver writes the watermark.
         begin_ms: See :meth:`WatermarkFile.path`.
-        offsets: Returns Spark's newest record of the query's offsets, empty where there is none.
 
     Raises:
         Invalid: See :func:`python_source`.
     """
     session = df.sparkSession
-    enabled = str(session.conf.get(_NO_DATA_BATCHES, "true")).lower() == "true"
-    if not file.takes_source(enabled, offsets):
+    if str(session.conf.get(_NO_DATA_BATCHES, "true")).lower() != "true":
         return df
-    path = file.path(begin_ms) if enabled else ""
-    return with_batches_of(df, python_source(session, WatermarkSource).option("path", path), "watermark")
+    source = python_source(session, WatermarkSource).option("path", file.path(begin_ms))
+    return with_batches_of(df, source, "watermark")

@@ -1,0 +1,69 @@
+"""Spark's record of a batch's offsets, read by the sources that a query has now.
+
+Spark finds an offset by its place among all, and ours come and go with what the operators are given: event time,
+``tick=``, ``initialState``. So a run is given the record with a line for each source that it has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from dstl.errors import Invalid
+from dstl.spark.query.ticks import ONCE, TICKS
+from dstl.spark.query.watermark_batches import WATERMARKS
+
+_FIRST_OFFSET = 2
+"""Of a record's lines; before it are the version and the batch's settings."""
+
+_NOTHING = b"-"
+"""What Spark records of a source that has brought nothing yet."""
+_OURS = (WATERMARKS, TICKS, ONCE)
+
+
+def fitted_offsets(content: bytes, sources: Sequence[str]) -> bytes:
+    """Return a record of offsets with a line for each of a query's sources.
+
+    Args:
+        content: The record, as some run has written it.
+        sources: Names of the query's sources, in Spark's order.
+
+    Raises:
+        Invalid: The sources that are not ours are others, or stand in other places, by which Spark finds what it keeps
+            of them, too. Or there is initial state, and was none.
+    """
+    lines = content.split(b"\n")
+    kinds = [_kind(line) for line in lines[_FIRST_OFFSET:]]
+    wanted = [name if name in _OURS else "" for name in sources]
+    if kinds == wanted or lines[0] != b"v1":
+        return content
+    if _places(kinds) != _places(wanted):
+        raise Invalid(
+            f"the offsets of this query are of {_said(kinds)}, and it has {_said(wanted)} now. Spark finds a source by "
+            "its place: take the sources as they were, those in broadcast= included, and event time, tick= and "
+            "initialState in front of the last of them; or begin a new location with a savepoint (restore_from=)"
+        )
+    if wanted.count(ONCE) > kinds.count(ONCE):
+        raise Invalid(
+            "initialState is given in a query's first batch, and this one has begun without: leave it out, or begin a "
+            "new location, whose sources are read from their start"
+        )
+    left = {kind: [line for line in lines[_FIRST_OFFSET:] if _kind(line) == kind] for kind in {*kinds, *wanted}}
+    fitted = [left[kind].pop(0) if left[kind] else _NOTHING for kind in wanted]
+    return b"\n".join((*lines[:_FIRST_OFFSET], *fitted))
+
+
+def _kind(line: bytes) -> str:
+    """Return the name of the source of ours whose offset this is; empty for another one's."""
+    if not line.startswith(b"{"):
+        return ""
+    offset = json.loads(line)
+    return next((name for name in _OURS if name in offset), "")
+
+
+def _places(kinds: Sequence[str]) -> list[int]:
+    return [place for place, kind in enumerate(kinds) if not kind]
+
+
+def _said(kinds: Sequence[str]) -> str:
+    return f"[{', '.join(kind or 'a source' for kind in kinds)}]"
