@@ -19,6 +19,7 @@ from dstl.files.participants import Participants
 from dstl.files.records import Barrier, NextRecord, Records
 from dstl.rpc.fleet_messages import Persisted
 from dstl.runtime import Runtime
+from handles.file_record import FileRecord, barrier_batch
 
 WHOLE_EVERY = 20
 """Such an index has no state files, so a whole one is small, and a start reads this many records at most."""
@@ -157,6 +158,8 @@ class QueryRecords(Records):
         # Without a whole one a fence is all that there is.
         is_here = any(record.files is not None and record.files.is_whole for record in scan.records.values())
         steps = file_steps(scan, self.reader.store.location, scan.query_id) if is_here else []
+        if skipped:
+            steps = _with_offsets(steps)
         await self._take_over(steps, scan.tail, began)
         # Behind damaged records the next one is whole, so that later starts need none of those.
         self._whole = steps[0][0] if steps and not skipped else 0
@@ -175,6 +178,18 @@ class QueryRecords(Records):
 
     def _needs(self, name: str) -> bool:
         return self.run.index.needs(name, self._whole)
+
+
+def _with_offsets(steps: list[tuple[int, FileRecord]]) -> list[tuple[int, FileRecord]]:
+    """Return the steps before a batch whose offsets are lost, which Spark runs again: what its sources said is, too."""
+    batches: dict[str, set[int]] = {"offsets": set(), "commits": set()}
+    for at, (_, files) in enumerate(steps):
+        for kind, known in batches.items():
+            known -= {barrier_batch(path, kind) for path in files.removed}
+            known |= {n for row in files.added if (n := barrier_batch(row[0], kind)) is not None}
+        if max(batches["commits"], default=-1) > max(batches["offsets"], default=-1):
+            return steps[:at]
+    return steps
 
 
 def query_id_of(metadata: bytes) -> str:

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from dstl.checkpoint import retained_objects
+from dstl.checkpoint.manifest.format import manifest_name
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.upkeep.cleaner import clean
 from dstl.checkpoint.upkeep.verification import verify_location
-from dstl.errors import CheckpointDeclined, Fenced, Invalid, ObjectExists, OutcomeUnknown
+from dstl.errors import CheckpointDeclined, CorruptData, Fenced, Invalid, ObjectExists, OutcomeUnknown
 from dstl.files import query_directory
 from dstl.options import CheckpointOptions, MaterializationOptions
 from dstl.runtime import system_runtime
@@ -289,3 +290,29 @@ async def test_commits_that_a_user_takes_back_take_their_checkpoints_with_them(j
         assert await query.start("run-2") == 2
         await query.run_batch(2, model=states[1])
         await check_durable(job.store, states[1], 2)
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+async def test_a_batch_whose_offsets_are_lost_is_run_again_with_previous(job: Job, place: Path, lost: int) -> None:
+    """Its commit counted, and what to do was said in a circle: ``restore="previous"``, and ``dstl files rollback``."""
+    async with open_query(job, place) as query:
+        await query.start("run-1")
+        before = {}
+        for batch in range(3):
+            before[batch] = copy_of(job.model)
+            await query.run_batch(batch)
+    scan = await ManifestLog(job.store, system_runtime()).scan()
+    (number,) = (n for n, r in scan.records.items() if r.files is not None and r.files.barrier == f"offsets/{lost}")
+    await job.store.delete([manifest_name(number)])
+    async with open_query(job, place) as query:
+        with pytest.raises(CorruptData, match=r'with offsets/. of Spark.* a StateBackend.*restore="previous"'):
+            await query.start("run-2")
+    job.model = before[lost]
+    async with open_query(job, place, fall_back=True) as query:
+        assert await query.start("run-3") == lost
+        assert await query.jvm.names("offsets") == [str(batch) for batch in range(lost)]
+        await query.run_batches((lost, lost + 1))
+        assert [each.lost_batches for each in query.driver.restores] == [0]
+    async with open_query(job, place) as query:
+        assert await query.start("run-4") == lost + 2
+        await job.check(lost + 1)
