@@ -188,6 +188,7 @@ async def _run(
 ) -> list[Problem]:
     problems: list[Problem] = []
     total, done = sum(check.size for check in checks), 0
+    known = {checkpoint for each in needed_by.values() for checkpoint in each}
     turn = asyncio.Semaphore(_TOGETHER)
 
     async def run(check: _Check) -> None:
@@ -197,7 +198,7 @@ async def _run(
                 await RetryPolicy(runtime).read(check.work)
             except (CorruptData, Invalid, MissingState) as error:
                 checkpoints = needed_by.get(check.name, ())
-                problem = _problem(check.name, checkpoints, error)
+                problem = _problem(check.name, checkpoints, error, bool(known.difference(checkpoints)))
                 if problem is not None:
                     problems.append(problem)
         done += check.size
@@ -207,7 +208,7 @@ async def _run(
     return problems
 
 
-def _problem(name: str, checkpoints: tuple[int, ...], error: Exception) -> Problem | None:
+def _problem(name: str, checkpoints: tuple[int, ...], error: Exception, has_others: bool) -> Problem | None:
     if isinstance(error, ObjectNotFound):
         if not checkpoints:
             return None
@@ -218,10 +219,12 @@ def _problem(name: str, checkpoints: tuple[int, ...], error: Exception) -> Probl
         step = "upgrade DSTL here"
     elif checkpoints:
         numbers = ", ".join(map(str, checkpoints))
-        step = (
-            f"restore {name} from a replica, or start from a checkpoint other than {numbers} (StateBackend(..., "
-            'restore="previous") takes the newest that can be) or from a savepoint'
-        )
+        step = f"restore {name} from a replica, or start from a savepoint"
+        if has_others:
+            step += (
+                f' or from a checkpoint other than {numbers} (StateBackend(..., restore="previous") takes the newest '
+                "that can be)"
+            )
     else:
         step = f"no retained checkpoint needs it: restore {name} from a replica, or leave it"
     return Problem(name, checkpoints, kind, detail, step)
