@@ -9,12 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import Row, StructType
+from pyspark.sql.types import LongType, Row, StructType
 
 from dstl.errors import CorruptData
 from dstl.state.codec.schema_evolution import why_unreadable
 from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.codec.value_columns import ValueColumns
+from dstl.state.vectorised.aggregation import Aggregate, state_fields
 from worlds.ddl import parse_ddl
 
 MOMENT = datetime.datetime(2020, 1, 1)
@@ -220,3 +221,12 @@ def test_a_damaged_value_of_an_older_schema_is_refused() -> None:
                 ValueCodec("s", schemas).decode(bad)
             with pytest.raises(CorruptData):
                 ValueColumns("s", schemas).decode(pa.array([bad], pa.binary()))
+
+
+def test_an_aggregate_does_not_begin_anew_because_of_capitals() -> None:
+    """Spark's names have no case; a query whose alias got another one counted from nothing, and nobody was told."""
+    of_old, of_new = (state_fields(name, Aggregate("count"), [LongType()]) for name in ("n", "N"))
+    assert why_unreadable(StructType(of_old), StructType(of_new)) == (
+        "'N' was called 'n', and with other capitals it would begin anew"
+    )
+    assert not why_unreadable(StructType(of_old), StructType(of_old + of_new))

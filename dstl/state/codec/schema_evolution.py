@@ -127,6 +127,10 @@ def _struct_reason(stored: StructType, declared: StructType, path: str) -> str:
         where = f"{path}{field.name}"
         before = held.get(field.name)
         if before is None:
+            # A processor's column is another one then, as with Avro. An aggregate's is a name of Spark's SQL.
+            like = [name for name in held if name.lower() == field.name.lower() and name not in declared.names]
+            if like and MEANING in field.metadata:
+                return f"{where!r} was called {path + like[0]!r}, and with other capitals it would begin anew"
             if not field.nullable:
                 return f"the new column {where!r} is NOT NULL, and stored values have none"
             continue
