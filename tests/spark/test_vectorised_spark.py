@@ -164,6 +164,21 @@ def test_a_sum_of_integers_wraps_around_without_ansi_as_sparks_does(ansi: str, h
     assert got == dict(everything.groupBy("k").sum("v").collect())
 
 
+def test_decimals_that_do_not_fit_are_null_without_ansi_as_spark_s_are(home: Home, set_conf: Any) -> None:
+    """They ended the query with ANSI off too, at each start."""
+    set_conf({"spark.sql.ansi.enabled": "false", "spark.sql.shuffle.partitions": "2"})
+    most = 10**36 - 1
+    batches = [[("a", most), ("b", 5), ("c", most), ("c", 1)], [("a", 1), ("b", None)], [("a", -most), ("b", 1)]]
+    source = home.stream("k string, v decimal(38, 2)")
+    for batch in batches:
+        source.add([{"k": k, "v": v} for k, v in batch])
+    aggregates = F.sum("v").alias("total"), F.avg("v").alias("middle")
+    with home.backend(parallelism=2) as backend:
+        got = source.collect(backend.groupBy(source.read(), "k").agg(*aggregates), backend, "update")
+    assert got == source.collect(source.read().groupBy("k").agg(*aggregates), "native", "update")
+    assert len([row for row in got if row[2] is None]) == 3
+
+
 def test_an_aggregate_that_collects_a_void_is_refused_where_it_is_defined(home: Home) -> None:
     """Arrow has no list of it whose elements may not be null, and said so in its own words."""
     rows = home.stream().read().selectExpr("k", "null v", "array() a")

@@ -238,6 +238,33 @@ def test_a_number_whose_square_overflows_has_the_variance_of_any_other() -> None
         assert [row["spread"] for row in found] == [0.0, 0.0]
 
 
+def test_numbers_whose_sum_overflows_have_the_variance_of_any_others() -> None:
+    """Their mean was infinite, and so was their distance from it, where Spark's is 0."""
+    job = Job(aggregates({"spread": Aggregate("var_pop", "v")}), KEY, parse_ddl("k string, v double"))
+    rows = [{"k": "a", "v": 1.7e308}] * 3 + [{"k": "b", "v": 3.0}] + [{"k": "c", "v": v} for v in (math.inf, 1.0)]
+    for _ in range(3):
+        first, second, third = (row["spread"] for row in job.run(rows))
+        assert (first, second, math.isnan(third)) == (0.0, 0.0, True)
+
+
+def test_decimals_that_do_not_fit_are_null_without_ansi_whatever_comes_then_and_with_it_again_an_error() -> None:
+    """They ended the query with ANSI off too, at each start."""
+    inputs = parse_ddl("k string, v decimal(38,0)")
+    most = decimal.Decimal("9" * 38)
+
+    def function(ansi: bool) -> Any:
+        named = {name: Aggregate(name, "v", ansi=ansi) for name in ("sum", "mean")}
+        return aggregates(named)
+
+    job = Job(function(False), KEY, inputs)
+    (found,) = job.run([{"k": "a", "v": most}])
+    assert (found["sum"], found["mean"]) == (most, None), "a mean has four digits more"
+    for value in (decimal.Decimal(1), most.copy_negate(), None):
+        (found,) = job.run([{"k": "a", "v": value}])
+        assert (found["sum"], found["mean"]) == (None, None)
+    assert job.run([{"k": "b", "v": value} for value in (most, decimal.Decimal(1), most.copy_negate())])[0]["sum"] == 1
+
+
 def test_decimals_fail_instead_of_losing_digits() -> None:
     inputs = parse_ddl("k string, v decimal(38,0)")
     most = decimal.Decimal("9" * 38)

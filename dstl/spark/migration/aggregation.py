@@ -17,7 +17,7 @@ from dstl.errors import Invalid, named
 from dstl.spark.migration.operator_reader import OperatorReader
 from dstl.spark.query.placement import key_group_of
 from dstl.spark.saved_state.entries import StateFrame
-from dstl.state.vectorised.aggregate_functions import Extreme, Sum
+from dstl.state.vectorised.aggregate_functions import DecimalSum, Extreme
 from dstl.state.vectorised.aggregation import WINDOW_END, WINDOW_START, Aggregate, state_fields
 
 _COLUMNS = {
@@ -109,8 +109,10 @@ def held_aggregates(where: str, held: StructType, named: NamedAggregation) -> li
         _check_types(where, name, each, [column.dataType for column in columns])
         if scale is not None:
             assert of is not None
-            columns = [StructField("sum", Sum(of).result), *columns[1:]]
+            columns = [StructField("sum", DecimalSum(of).result), *columns[1:]]
         may_overflow = is_decimal and each.function in ("sum", "mean")
+        if may_overflow or scale is not None:
+            columns = [columns[0], StructField("lost", BooleanType()), *columns[1:]]
         known[each] = HeldAggregate(_fields(name, each, columns, named.output_mode), at, may_overflow, scale)
         found.append(known[each])
         at += len(expected)
@@ -204,23 +206,21 @@ def _scale_without_point(
 
 def _columns(held: HeldAggregate) -> list[Column]:
     """Return an aggregate's columns here, of Spark's."""
-    first, *more = [_at("value", held.position + at) for at in range(len(held.fields))]
-    kind = held.fields[0].dataType
+    if held.scale is None and not held.may_overflow:
+        return [_at("value", held.position + at) for at in range(len(held.fields))]
+    # Of decimals: here whether they have overflowed is behind the sum, and then for a mean how many numbers it has.
+    first, second = _at("value", held.position), _at("value", held.position + 1)
+    kind, is_mean = held.fields[0].dataType, len(held.fields) == 3
+    count = [second] if is_mean else []
     if held.scale is not None:
         whole = first
-        if more:
+        if is_mean:
             inexact = _failed(held, "has more digits than Spark's double", first)
             whole = F.when(F.abs(first) > F.lit(_EXACT), inexact).otherwise(first)
         point = F.lit(10**held.scale).cast(DecimalType(_DIGITS, 0))
-        return [(whole.cast(DecimalType(_DIGITS, 0)) / point).cast(kind), *more]
-    if not held.may_overflow:
-        return [first, *more]
-    # Behind the sum is whether it is empty, or for a mean how many numbers it has.
-    is_empty = _at("value", held.position + 1)
-    if more:
-        is_empty = is_empty == F.lit(0)
-    failed = _failed(held, "has overflowed", first)
-    return [F.when(is_empty, F.lit(None)).when(first.isNull(), failed).otherwise(first), *more]
+        return [(whole.cast(DecimalType(_DIGITS, 0)) / point).cast(kind), F.lit(False), *count]
+    is_empty = second == F.lit(0) if is_mean else second
+    return [F.when(is_empty, F.lit(None)).otherwise(first), first.isNull() & ~is_empty, *count]
 
 
 def _failed(held: HeldAggregate, what: str, like: Column) -> Column:

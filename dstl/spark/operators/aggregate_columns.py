@@ -110,8 +110,8 @@ def analyse(
     conf = df.sparkSession.conf
     if conf.get("spark.sql.retainGroupColumns") != "true":
         raise Invalid(f"{what}: the grouping columns are not in the result: set spark.sql.retainGroupColumns=true")
-    wraps = conf.get("spark.sql.ansi.enabled") != "true"
-    aggregates = [_aggregate(results.apply(at), to_column, wraps, what) for at in range(len(grouping), results.size())]
+    ansi = conf.get("spark.sql.ansi.enabled") == "true"
+    aggregates = [_aggregate(results.apply(at), to_column, ansi, what) for at in range(len(grouping), results.size())]
     return AnalysedAggregation(schema, tuple(grouping), window, tuple(aggregates))
 
 
@@ -157,7 +157,7 @@ def _window(written: Any, position: int, jvm: Any, what: str) -> GroupingWindow 
     return GroupingWindow(position, time, windows=TimeWindows(size, slide, offset))
 
 
-def _aggregate(result: Any, to_column: Any, wraps: bool, what: str) -> ReadAggregate:
+def _aggregate(result: Any, to_column: Any, ansi: bool, what: str) -> ReadAggregate:
     name, call = str(result.name()), result
     while _kind(call) == "Alias":
         call = call.child()
@@ -201,8 +201,8 @@ def _aggregate(result: Any, to_column: Any, wraps: bool, what: str) -> ReadAggre
         aggregate = Aggregate(ours, ignore_nulls=bool(function.ignoreNulls()))
     elif ours == "approx_count_distinct":
         aggregate = Aggregate(ours, rsd=float(function.relativeSD()))
-    elif ours == "sum":
-        aggregate = Aggregate(ours, wraps=wraps)
+    elif ours in ("mean", "sum"):
+        aggregate = Aggregate(ours, ansi=ansi)
     return ReadAggregate(aggregate, Column(to_column(arguments[0])), str(arguments[0].sql()))
 
 

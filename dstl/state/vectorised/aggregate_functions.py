@@ -49,6 +49,7 @@ _ORDERED = (
 _I64 = np.iinfo(np.int64)
 _EXACT = 1 << 62  # half of what 64 bits hold: the prior sum has the other half
 _DIGITS = 60  # 38 of a value and 18 of a count of rows fit, and 256 bits hold 76
+_WITHOUT_ANSI = "set spark.sql.ansi.enabled=false, with which it is null, or add up a wider type under another name"
 
 Columns = Sequence[pa.Array]
 
@@ -121,25 +122,23 @@ class Count(Accumulator):
 
 
 class Sum(Accumulator):
-    """Sum of a number column; null where all values are.
+    """Sum of a column of integers or doubles; null where all values are.
 
     Args:
         of: The column's type.
-        wraps: A sum of integers above 64 bits wraps around, as Spark's does without ANSI, and is no error.
+        ansi: A sum above 64 bits is an error. Without, it wraps around, as Spark's does.
     """
 
-    def __init__(self, of: DataType, *, wraps: bool = False) -> None:
+    def __init__(self, of: DataType, *, ansi: bool = True) -> None:
         if isinstance(of, INTEGERS):
             self.result = LongType()
         elif isinstance(of, _REAL):
             self.result = DoubleType()
-        elif isinstance(of, DecimalType):
-            self.result = DecimalType(min(38, of.precision + 10), of.scale)
         else:
             raise Invalid(f"sum() takes numbers, not {of.simpleString()}")
         self.state = (self.result,)
         self._kind = arrow_schema(StructType([StructField("sum", self.result)])).field(0).type
-        self._wraps = wraps and isinstance(self.result, LongType)
+        self._wraps = not ansi and isinstance(self.result, LongType)
 
     def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
         """Return the accumulators with the rows added."""
@@ -152,42 +151,98 @@ class Sum(Accumulator):
         return [_summed(partial[0], groups, self._kind, self._wraps)]
 
 
-class Mean(Accumulator):
-    """Mean of a number column; null where all values are. A double, or of decimals one with four more digits."""
+class DecimalSum(Accumulator):
+    """Sum of a column of decimals; null where all values are.
 
-    def __init__(self, of: DataType) -> None:
+    Args:
+        of: The column's type.
+        ansi: A sum that does not fit its type is an error. Without, it is null, whatever comes then, as Spark's is.
+    """
+
+    def __init__(self, of: DecimalType, *, ansi: bool = True) -> None:
+        self.result = DecimalType(min(38, of.precision + 10), of.scale)
+        # The flag tells a sum that did not fit from nothing seen.
+        self.state = (self.result, BooleanType())
+        self._ansi = ansi
+
+    def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
+        """Return the accumulators with the rows added."""
+        assert column is not None
+        # The prior sums are rows like any other.
+        codes = np.concatenate((groups.codes, np.arange(groups.count)))
+        flags = pa.concat_arrays([pa.nulls(len(column), pa.bool_()), prior[1]])
+        sums = pa.concat_arrays([column.cast(prior[0].type), prior[0]])
+        return self.merge([sums, flags], Groups(codes))
+
+    def merge(self, partial: Columns, groups: Groups) -> Columns:
+        """Return the sums of the partial sums."""
+        lost = np.zeros(groups.count, np.bool_)
+        lost[groups.codes[numpy_of(partial[1], False)]] = True
+        codes, values = without_nulls(groups.codes, partial[0])
+        kind = pa.decimal128(self.result.precision, self.result.scale)
+        # Exact in so many digits: what does not fit then is no other number.
+        sums = _by_group(values.cast(pa.decimal256(_DIGITS, kind.scale)), codes, groups.count, "sum")
+        found = _fitting(sums, kind, "a sum", self._ansi)
+        lost |= numpy_of(pc.and_(sums.is_valid(), found.is_null()))
+        return [pc.if_else(array_of(lost), None, found) if lost.any() else found, array_of(lost)]
+
+    def finish(self, accumulated: Columns) -> pa.Array:
+        """Return the results.
+
+        Raises:
+            Invalid: A sum has not fitted while that was no error.
+        """
+        sums, lost = accumulated
+        if self._ansi and numpy_of(lost, False).any():
+            raise Invalid(f"a sum has not fitted its type before: {_WITHOUT_ANSI}")
+        return sums
+
+
+class Mean(Accumulator):
+    """Mean of a number column; null where all values are. A double, or of decimals one with four more digits.
+
+    Args:
+        of: The column's type.
+        ansi: As of :class:`DecimalSum`, of sums and means of decimals.
+    """
+
+    def __init__(self, of: DataType, *, ansi: bool = True) -> None:
+        self._sum: Sum | DecimalSum
         if isinstance(of, DecimalType):
             self.result = DecimalType(min(38, of.precision + 4), min(38, of.scale + 4))
+            self._sum = DecimalSum(of, ansi=ansi)
         elif isinstance(of, (*INTEGERS, *_REAL)):
             self.result = DoubleType()
+            self._sum = Sum(DoubleType())
         else:
             raise Invalid(f"mean() takes numbers, not {of.simpleString()}")
-        self._sum = Sum(of if isinstance(of, DecimalType) else DoubleType())
+        self._ansi = ansi
         self._count = Count()
-        self.state = (self._sum.result, LongType())
+        self.state = (*self._sum.state, LongType())
 
     def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
         """Return the accumulators with the rows added."""
         assert column is not None
         if isinstance(self.result, DoubleType):
             column = column.cast(pa.float64(), safe=False)
-        return [*self._sum.fold(prior[:1], column, groups), *self._count.fold(prior[1:], column, groups)]
+        return [*self._sum.fold(prior[:-1], column, groups), *self._count.fold(prior[-1:], column, groups)]
 
     def merge(self, partial: Columns, groups: Groups) -> Columns:
         """Return the sums of the partial sums and counts."""
-        return [*self._sum.merge(partial[:1], groups), *self._count.merge(partial[1:], groups)]
+        return [*self._sum.merge(partial[:-1], groups), *self._count.merge(partial[-1:], groups)]
 
     def finish(self, accumulated: Columns) -> pa.Array:
         """Return the results.
 
         Raises:
-            Invalid: A mean of decimals does not fit its type.
+            Invalid: A mean of decimals does not fit its type; or as :meth:`DecimalSum.finish`.
         """
-        counts = numpy_of(accumulated[1], 0)
+        sums = self._sum.finish(accumulated[:-1])
+        counts = numpy_of(accumulated[-1], 0)
         count = array_of(counts, counts == 0)
         if isinstance(self.result, DecimalType):
-            return _divided(accumulated[0], count, self.result)
-        return pc.divide(accumulated[0], count.cast(pa.float64(), safe=False))
+            return _divided(sums, count, self.result, self._ansi)
+        return pc.divide(sums, count.cast(pa.float64(), safe=False))
 
 
 class Extreme(Accumulator):
@@ -350,24 +405,32 @@ def _summed(column: pa.Array, groups: Groups, kind: pa.DataType, wraps: bool) ->
             sums = np.zeros(groups.count, np.int64)
             np.add.at(sums, codes, whole)
             return array_of(sums, mask)
-        column = column.cast(pa.decimal256(_DIGITS, 0))
-    else:
-        column = column.cast(pa.decimal256(_DIGITS, kind.scale))
     # Exact in so many digits: what does not fit then is an error, not another number.
     try:
-        return _by_group(column, codes, groups.count, "sum").cast(kind)
+        return _by_group(column.cast(pa.decimal256(_DIGITS, 0)), codes, groups.count, "sum").cast(kind)
     except pa.ArrowInvalid as error:
-        raise _too_large(kind, error) from None
+        raise _too_large("a sum", kind, error) from None
 
 
-def _too_large(kind: pa.DataType, error: pa.ArrowInvalid) -> Invalid:
+def _fitting(numbers: pa.Array, kind: pa.DataType, what: str, ansi: bool) -> pa.Array:
+    """Return decimals as a type of fewer digits: what does not fit is null, or with ANSI an error."""
+    try:
+        return numbers.cast(kind)
+    except pa.ArrowInvalid as error:
+        if ansi:
+            raise _too_large(what, kind, error) from None
+    limit = pa.scalar(decimal.Decimal(10) ** (kind.precision - kind.scale), numbers.type)
+    return pc.if_else(pc.less(pc.abs(numbers), limit), numbers, None).cast(kind)
+
+
+def _too_large(what: str, kind: pa.DataType, error: pa.ArrowInvalid) -> Invalid:
     return Invalid(
-        f"a sum does not fit {kind}: add up a wider type (cast to decimal(38, 0) or double, say) under another name: "
-        f"{error}"
+        f"{what} does not fit {kind}: add up a wider type (cast to decimal(38, 0) or double, say) under another "
+        f"name: {error}"
     )
 
 
-def _divided(sums: pa.Array, counts: pa.Array, kind: DecimalType) -> pa.Array:
+def _divided(sums: pa.Array, counts: pa.Array, kind: DecimalType, ansi: bool) -> pa.Array:
     """Return the quotients, rounded half up in the last digit of ``kind``."""
     # Whole numbers of that digit: decimals lose nothing so, and Arrow's own division cuts digits off.
     whole = _with_scale(sums.cast(pa.decimal256(_DIGITS - 18, kind.scale)), 0)
@@ -375,10 +438,7 @@ def _divided(sums: pa.Array, counts: pa.Array, kind: DecimalType) -> pa.Array:
     half = pc.if_else(pc.less(whole, pa.scalar(decimal.Decimal(0), whole.type)), pc.negate(count), count)
     found = pc.divide(pc.add(pc.add(whole, whole), half), pc.add(count, count))
     found = _with_scale(found.cast(pa.decimal256(_DIGITS, 0), safe=False), kind.scale)
-    try:
-        return found.cast(pa.decimal128(kind.precision, kind.scale))
-    except pa.ArrowInvalid as error:
-        raise Invalid(f"a mean does not fit decimal128({kind.precision}, {kind.scale}): {error}") from None
+    return _fitting(found, pa.decimal128(kind.precision, kind.scale), "a mean", ansi)
 
 
 def _with_scale(column: pa.Array, scale: int) -> pa.Array:
@@ -390,11 +450,7 @@ def _with_scale(column: pa.Array, scale: int) -> pa.Array:
 def _plus(prior: pa.Array, partial: pa.Array, wraps: bool) -> pa.Array:
     """Return the sums of both; a null on one side leaves the other."""
     try:
-        if pa.types.is_decimal(prior.type):
-            wide = pa.decimal256(_DIGITS, prior.type.scale)
-            both = pc.add(prior.cast(wide), partial.cast(wide)).cast(prior.type)
-        else:
-            both = (pc.add if wraps else pc.add_checked)(prior, partial)
+        both = (pc.add if wraps else pc.add_checked)(prior, partial)
     except pa.ArrowInvalid as error:
-        raise _too_large(prior.type, error) from None
+        raise _too_large("a sum", prior.type, error) from None
     return pc.coalesce(both, prior, partial) if both.null_count else both

@@ -13,7 +13,7 @@ from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import DataType, DecimalType, StructField, StructType
 
 from dstl.errors import Invalid, brief, named
 from dstl.state.codec.key_codec import KeyCodec
@@ -22,7 +22,17 @@ from dstl.state.descriptor import StateDescriptor
 from dstl.state.frames.row_writer import arrow_schema
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
-from dstl.state.vectorised.aggregate_functions import Accumulator, Columns, Count, Extreme, First, Last, Mean, Sum
+from dstl.state.vectorised.aggregate_functions import (
+    Accumulator,
+    Columns,
+    Count,
+    DecimalSum,
+    Extreme,
+    First,
+    Last,
+    Mean,
+    Sum,
+)
 from dstl.state.vectorised.column_state import ColumnState, KeyGroups
 from dstl.state.vectorised.compound_functions import Collected, CountDistinct, ExtremeBy, Variance
 from dstl.state.vectorised.distinct_sketch import ApproxCountDistinct
@@ -91,7 +101,7 @@ class Aggregate:
         column: What it aggregates; None for ``count()`` of rows. Several columns are one struct.
         ignore_nulls: Of ``first`` and ``last``.
         rsd: Of ``approx_count_distinct``.
-        wraps: Of ``sum``: see :class:`Sum`.
+        ansi: Of ``sum`` and ``mean``: see :class:`Sum` and :class:`DecimalSum`.
         shown: The column as messages and stored state name it; empty for its own name.
     """
 
@@ -99,7 +109,7 @@ class Aggregate:
     column: str | None = None
     ignore_nulls: bool = False
     rsd: float = 0.05
-    wraps: bool = False
+    ansi: bool = True
     shown: str = ""
 
     def __str__(self) -> str:
@@ -137,9 +147,9 @@ class Aggregate:
         if self.function == "count":
             return Count()
         if self.function == "sum":
-            return Sum(of, wraps=self.wraps)
+            return (DecimalSum if isinstance(of, DecimalType) else Sum)(of, ansi=self.ansi)
         if self.function == "mean":
-            return Mean(of)
+            return Mean(of, ansi=self.ansi)
         if self.function in ("min", "max"):
             return Extreme(of, largest=self.function == "max")
         if self.function == "approx_count_distinct":
@@ -170,6 +180,8 @@ def state_fields(
     """
     meaning = str(aggregate) if output_mode == "update" else f"{aggregate}{OF_MODE}{output_mode}"
     suffixes = _SUFFIXES.get(aggregate.function, ("",))
+    if aggregate.function in ("mean", "sum") and isinstance(kinds[0], DecimalType):
+        suffixes = ("", "$lost", *suffixes[1:])
     return [
         StructField(name + suffix, kind, metadata={MEANING: meaning} | ({FORM: form} if form else {}))
         for suffix, kind in zip(suffixes, kinds, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +43,7 @@ class Variance(Accumulator):
         values, codes = numpy_of(column.filter(array_of(valid))), groups.codes[valid]
         count = np.bincount(codes, minlength=groups.count)
         with np.errstate(over="ignore", invalid="ignore"):
-            mean = plain_sums(values, codes, groups.count) / np.maximum(count, 1)
+            mean = _means(values, np.ones(len(values)), codes, count)
             squares = plain_sums((values - mean[codes]) ** 2, codes, groups.count)
         rows = [array_of(squares), array_of(mean), array_of(count)]
         both = [pa.concat_arrays(pair) for pair in zip(prior, rows, strict=True)]
@@ -53,7 +54,7 @@ class Variance(Accumulator):
         squares, means, counts = (numpy_of(each, 0) for each in partial)
         codes, total = groups.codes, plain_sums(counts, groups.codes, groups.count)
         with np.errstate(over="ignore", invalid="ignore"):
-            mean = plain_sums(means * counts, codes, groups.count) / np.maximum(total, 1)
+            mean = _means(means, counts, codes, total)
             # Nothing has no mean, and is no square away from one whose square overflows.
             spread = squares + np.where(counts > 0, counts * (means - mean[codes]) ** 2, 0)
         return [array_of(plain_sums(spread, codes, groups.count)), array_of(mean), array_of(total.astype(np.int64))]
@@ -65,6 +66,20 @@ class Variance(Accumulator):
         count = array_of(counts, counts < self._fewest)
         found = pc.divide(squares, pc.subtract(count, self._fewest - 1).cast(pa.float64(), safe=False))
         return pc.sqrt(found) if self._root else found
+
+
+def _means(
+    means: npt.NDArray[np.float64], counts: npt.NDArray[Any], codes: Codes, total: npt.NDArray[Any]
+) -> npt.NDArray[np.float64]:
+    """Return each group's mean, of means of some of its numbers."""
+    found: npt.NDArray[np.float64] = plain_sums(means * counts, codes, len(total)) / np.maximum(total, 1)
+    if not np.isinf(found).any():
+        return found
+    # The sum has overflowed, which the mean does not. Equal numbers, and no others so large, have a mean exactly.
+    one = np.zeros(len(total))
+    one[codes[counts > 0]] = means[counts > 0]
+    away = (means - one[codes]) * (counts / np.maximum(total, 1)[codes])
+    return np.where(np.isinf(found), one + plain_sums(away, codes, len(total)), found)
 
 
 class ExtremeBy(Accumulator):
