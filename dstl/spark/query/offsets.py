@@ -41,7 +41,9 @@ def fitted_offsets(content: bytes, sources: Sequence[str]) -> bytes:
         raise Invalid(
             f"the offsets of this query are of {_said(kinds)}, and it has {_said(wanted)} now. Spark finds a source by "
             "its place: take the sources as they were, those in broadcast= included, and event time, tick= and "
-            "initialState in front of the last of them; or begin a new location with a savepoint (restore_from=)"
+            "initialState in front of the last of them (event time brings no source where "
+            "spark.sql.streaming.noDataMicroBatches.enabled=false: windows then end with the next rows); or begin a "
+            "new location with a savepoint (restore_from=)"
         )
     if wanted.count(ONCE) > kinds.count(ONCE):
         raise Invalid(
