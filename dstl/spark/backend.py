@@ -427,7 +427,7 @@ class StateBackend(StatefulOperators, ReadableStates):
         self._launcher.start()
         log_failures(keyed.sparkSession)
         task = OperatorTask(definition, self._service.address, self._secret, self._host, self._workers.freeze)
-        return repartition(keyed, definition).mapInArrow(task, definition.output)
+        return repartition(keyed, definition).mapInArrow(task, definition.operator.output_schema)
 
     def _reading(self) -> StateReading:
         self._check_open()

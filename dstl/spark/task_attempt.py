@@ -70,9 +70,9 @@ def run_attempt(
     asked = _ask(task, worker)
     partition: int | None = None
     broadcast: list[BroadcastRows] = []
-    if definition.needs_marks or definition.streams:
-        partition, marks, batches = take_marks(batches, [stream.column for stream in definition.streams])
-        broadcast = rows_of_streams(marks, definition.streams)
+    if definition.needs_marks or definition.operator.streams:
+        partition, marks, batches = take_marks(batches, [stream.column for stream in definition.operator.streams])
+        broadcast = rows_of_streams(marks, definition.operator.streams)
     if definition.has_initial_state:
         batches = initial_first(batches)
     filled = (batch for batch in batches if batch.num_rows)

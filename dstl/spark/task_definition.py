@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import pyarrow as pa
-from pyspark.sql.types import StructType
 
-from dstl.state.broadcast_state import BroadcastStream
 from dstl.state.registry import StateRegistry
+from dstl.state.stateful_operator import StatefulOperator
 from dstl.state.task_input import TaskInput
 
 if TYPE_CHECKING:
@@ -91,27 +90,21 @@ class TaskDefinition(OperatorPlace, ABC):
     """One stateful operator: checked when the query is defined, pickled into every task.
 
     Attributes:
-        input_schema: The columns of the input that it needs.
-        key_schema: The grouping columns' types.
-        output: Columns of the output.
+        operator: What its tasks run.
         event_time: The input's event time; None without one, or where nothing goes by it.
         has_initial_state: Rows of initial state are among those of the first batch.
-        streams: Broadcast streams, whose rows every partition gets.
         placed_by: Columns of the input whose hash is a row's key group; empty for the grouping columns.
     """
 
-    input_schema: StructType
-    key_schema: StructType
-    output: StructType
+    operator: StatefulOperator
     event_time: EventTime | None = None
     has_initial_state: bool = False
-    streams: tuple[BroadcastStream, ...] = ()
     placed_by: tuple[str, ...] = ()
 
     @property
     def key_types(self) -> str:
         """The grouping columns' Spark types, joined by commas."""
-        return ",".join(field.dataType.simpleString() for field in self.key_schema.fields)
+        return ",".join(field.dataType.simpleString() for field in self.operator.key_schema.fields)
 
     @property
     def needs_marks(self) -> bool:
@@ -133,7 +126,8 @@ class TaskDefinition(OperatorPlace, ABC):
             Invalid: A state cannot follow the stored one; names both schemas.
             UserCodeError: The user's code raised.
         """
-        return self.declare(StateRegistry.from_wire(dict(known)) if known else StateRegistry(self.key_schema)).to_wire()
+        stored = StateRegistry.from_wire(dict(known)) if known else StateRegistry(self.operator.key_schema)
+        return self.declare(stored).to_wire()
 
     def declare(self, registry: StateRegistry) -> StateRegistry:
         """Return the registry with the states that the operator declares: those that its runner adds."""

@@ -13,11 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
-from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid
 from dstl.rpc.state_client import StateClient
-from dstl.state.broadcast_state import BroadcastStream
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.descriptor import DeclaredSchemas
 from dstl.state.frames.frame_writer import FrameWriter
@@ -29,6 +27,7 @@ from dstl.state.keyed_batch import BatchReader, FrameLimits, KeyedBatch, Style
 from dstl.state.overlay import Overlay
 from dstl.state.processor_errors import user_code_error
 from dstl.state.registry import StateRegistry
+from dstl.state.stateful_operator import StatefulOperator
 from dstl.state.task_input import TaskInput
 from dstl.state.timers import Timer, expiry_ms
 
@@ -68,34 +67,26 @@ def discover_states(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessorOperator:
-    """An operator that runs a processor, as its runner has to know it.
+class ProcessorOperator(StatefulOperator):
+    """An operator that runs a processor. Its key are the grouping columns, which are columns of the input too.
 
     Attributes:
         name: For messages.
-        key_schema: The grouping columns, which are columns of the input too.
-        input_schema: All columns of the input but the helper columns.
-        output_schema: What the processor yields.
         style: ``"row"`` for ``transformWithState``, ``"pandas"`` for ``transformWithStateInPandas``.
         time_mode: PySpark's name of it, in any case.
         event_time: Column whose maximum is observed; in event time, rows that are late by it are dropped.
         emitted_time: The output's event time; rows that would be late for what follows are refused.
         timezone: The session's time zone, in which naive timestamps of a pandas-style processor's output are.
         frames: How large a pandas-style processor's input frames are.
-        streams: The operator's broadcast streams.
     """
 
     name: str
-    key_schema: StructType
-    input_schema: StructType
-    output_schema: StructType
     style: Style = "row"
     time_mode: str = "none"
     event_time: str | None = None
     emitted_time: str | None = None
     timezone: str = "UTC"
     frames: FrameLimits = field(default_factory=FrameLimits)
-    streams: tuple[BroadcastStream, ...] = ()
 
 
 class ProcessorRunner:

@@ -71,7 +71,7 @@ class SimulatedAttempt:
         initial = self.initial() if definition.has_initial_state else []
         if keys or initial:
             yield input_rows(definition, {key: operations[key] for key in keys}, initial)
-        rules = list(self.spec.rules) if definition.streams else []
+        rules = list(self.spec.rules) if definition.operator.streams else []
         if rules and self.has_fault(FaultKind.REORDERED_ROWS):
             self.rng.shuffle(rules)
         if rules:

@@ -117,7 +117,7 @@ def input_mark(definition: TaskDefinition, partition: int) -> pa.RecordBatch:
 
 def broadcast_rows(definition: TaskDefinition, partition: int, operations: Sequence[int]) -> pa.RecordBatch:
     """Return the rows of an operator's broadcast stream, as a partition gets them: behind marks, in any order."""
-    (stream,) = definition.streams
+    (stream,) = definition.operator.streams
     rows = []
     for number in operations:
         weight = (0.0, -0.0, number / 3, float("nan"))[number // 2 % 4]
@@ -165,15 +165,11 @@ def processed(
         return ProcessorDefinition(
             by=(by.name,),
             placed_by=("key",),
-            key_schema=operator.key_schema,
-            input_schema=operator.input_schema,
-            output=operator.output_schema,
             event_time=event_time,
             has_initial_state=has_initial_state,
             processor=processor(),
             operator=operator,
             schemas=DeclaredSchemas(),
-            streams=operator.streams,
             **place,
         )
 
@@ -182,7 +178,7 @@ def processed(
 
 def _schema(definition: TaskDefinition) -> pa.Schema:
     more = [KEY_GROUP_COLUMN] + [INITIAL_STATE_COLUMN] * definition.has_initial_state
-    return _schema_of((*definition.input_schema.names, *more), definition.streams)
+    return _schema_of((*definition.operator.input_schema.names, *more), definition.operator.streams)
 
 
 @cache

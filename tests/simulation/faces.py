@@ -121,9 +121,9 @@ def run_face(
         held.apply(pa.RecordBatch.from_arrays(arrays, schema=CHANGE_SCHEMA))
     output: Output = {}
     taken = [input_rows(definition, rows, initial if definition.has_initial_state else ())]
-    if definition.streams and (rules := rules_in(sorted(chain.from_iterable(rows.values())))):
+    if definition.operator.streams and (rules := rules_in(sorted(chain.from_iterable(rows.values())))):
         taken.append(broadcast_rows(definition, 0, rules))
-    _, marked, taken = take_marks(taken, [each.column for each in definition.streams])
+    _, marked, taken = take_marks(taken, [each.column for each in definition.operator.streams])
     if definition.has_initial_state:
         taken = initial_first(taken)
     changes: list[pa.RecordBatch] = []
@@ -135,7 +135,7 @@ def run_face(
         processing_time_ms=given.time_ms,
         watermark_ms=given.watermark_ms,
         late_watermark_ms=given.late_watermark_ms,
-        broadcast=rows_of_streams(marked, definition.streams),
+        broadcast=rows_of_streams(marked, definition.operator.streams),
         send_broadcast=changes.append,
     )
     for batch in prepared.runner(states).run(definition.arrange(taken), task):
@@ -191,7 +191,7 @@ def _shown(value: Any) -> Any:
 
 
 def _aggregated(kind: str, time: EventTime = EVENT_TIME) -> Callable[..., TaskDefinition]:
-    def define(uid: str, **place: Any) -> TaskDefinition:
+    def define(uid: str, input_schema: StructType, **place: Any) -> TaskDefinition:
         timed = kind != "groups"
         results = StructType([*KEY.fields, *([StructField("window", _WINDOW)] if timed else [])])
         whole = Aggregation(
@@ -206,7 +206,7 @@ def _aggregated(kind: str, time: EventTime = EVENT_TIME) -> Callable[..., TaskDe
             starts="at" if kind == "sessions" else None,
             ends="until" if kind == "sessions" else None,
             expires=WINDOW_END if timed else None,
-            input_schema=ROW,
+            input_schema=input_schema,
             output_schema=StructType(
                 [*results.fields, *(StructField(n, each.accumulator(ROW).result) for n, each in _AGGREGATES.items())]
             ),
@@ -215,22 +215,21 @@ def _aggregated(kind: str, time: EventTime = EVENT_TIME) -> Callable[..., TaskDe
             uid=uid,
             by=tuple(whole.key_schema.names),
             placed_by=("key",),
-            key_schema=whole.key_schema,
-            output=whole.output_schema,
             event_time=time if timed else None,
-            aggregation=whole,
+            operator=whole,
             **place,
         )
 
     return define
 
 
-def _deduplicated(uid: str, **place: Any) -> TaskDefinition:
+def _deduplicated(uid: str, input_schema: StructType, **place: Any) -> TaskDefinition:
     names = ("key", "label")
     whole = Deduplication(
-        input_schema=ROW,
+        input_schema=input_schema,
         columns=tuple((name, None) for name in names),
         key_schema=StructType([ROW[name] for name in names]),
+        output_schema=input_schema,
         time="at",
         within_us=2_500_000,
     )
@@ -238,10 +237,8 @@ def _deduplicated(uid: str, **place: Any) -> TaskDefinition:
         uid=uid,
         by=names,
         placed_by=("key",),
-        key_schema=whole.key_schema,
-        output=ROW,
         event_time=EVENT_TIME,
-        deduplication=whole,
+        operator=whole,
         **place,
     )
 
@@ -259,17 +256,17 @@ _STATE = StructType(
 )
 
 
-def _mapped(uid: str, **place: Any) -> TaskDefinition:
+def _mapped(uid: str, input_schema: StructType, **place: Any) -> TaskDefinition:
     output = StructType([*KEY.fields, *_STATE.fields])
     whole = MapStates(
         name=uid,
         function=_map_states,
         key_schema=KEY,
-        input_schema=ROW,
+        input_schema=input_schema,
         output_schema=output,
         state_schema=_STATE,
     )
-    return MapStatesDefinition(uid=uid, by=("key",), key_schema=KEY, output=output, mapping=whole, **place)
+    return MapStatesDefinition(uid=uid, by=("key",), operator=whole, **place)
 
 
 def _map_states(rows: pa.Table, keys: pa.Table, states: pa.Table) -> tuple[pa.Table, pa.Table]:

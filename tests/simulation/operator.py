@@ -15,12 +15,13 @@ from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
 from dstl.rpc.messages import read_batch, write_batch
 from dstl.spark.operators.grouping import group_rows
 from dstl.spark.task_definition import TaskDefinition
-from dstl.state.broadcast_state import BroadcastScope, BroadcastState, BroadcastStream
+from dstl.state.broadcast_state import BroadcastScope, BroadcastState
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.value_codec import TimeToLive, ValueCodec
 from dstl.state.descriptor import DeclaredState, StateDescriptor, StateKind
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN, FrameLimits
 from dstl.state.registry import StateRegistry
+from dstl.state.stateful_operator import StatefulOperator
 from dstl.state.task_input import TaskInput
 from tests.simulation.attempt import Seat
 from tests.simulation.face_input import RULE_STREAM
@@ -41,6 +42,7 @@ _KEY = StructType([StructField("key", BinaryType())])
 _ROW = StructType([*_KEY.fields, StructField("operation", IntegerType())])
 _VALUE = StructType([StructField("value", BinaryType())])
 _RULE = StructType([StructField("rule", IntegerType())])
+_APPENDING = StatefulOperator(input_schema=_ROW, key_schema=_KEY, output_schema=_ROW, streams=(RULE_STREAM,))
 
 
 def simulated_operator(
@@ -72,10 +74,7 @@ class AppendingOperator(TaskDefinition):
     """The definition of an operator, and in a worker the attempt that it works for."""
 
     by: tuple[str, ...] = ("key",)
-    input_schema: StructType = _ROW
-    key_schema: StructType = _KEY
-    output: StructType = _ROW
-    streams: tuple[BroadcastStream, ...] = (RULE_STREAM,)
+    operator: StatefulOperator = _APPENDING
     seat: Seat | None = None
 
     def declare(self, registry: StateRegistry) -> StateRegistry:

@@ -66,10 +66,7 @@ def _totals(uid: str, input_schema: StructType, **place: Any) -> TaskDefinition:
         uid=uid,
         by=("number",),
         placed_by=("key",),
-        key_schema=whole.key_schema,
-        input_schema=rows,
-        output=whole.output_schema,
-        aggregation=whole,
+        operator=whole,
         **place,
     )
 
@@ -94,11 +91,8 @@ def _with_late_rows(uid: str, input_schema: StructType, **place: Any) -> TaskDef
         uid=uid,
         by=tuple(whole.key_schema.names),
         placed_by=("key",),
-        key_schema=whole.key_schema,
-        input_schema=rows,
-        output=whole.output_schema,
         event_time=EVENT_TIME,
-        aggregation=whole,
+        operator=whole,
         **place,
     )
 

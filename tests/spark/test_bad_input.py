@@ -108,6 +108,7 @@ def test_the_constructor_refuses(
 @pytest.fixture
 def set_application_conf(spark: SparkSession) -> Iterator[Callable[[Mapping[str, str]], None]]:
     """Sets options as if the application had started with them."""
+    spark.conf.get("spark.sql.shuffle.partitions")  # the session takes the application's when it is first asked
     conf = spark.sparkContext._conf
     earlier: dict[str, str | None] = {}
 

@@ -51,14 +51,14 @@ from worlds.memory_source import MemorySource
 from worlds.runner import plain_aggregation
 
 KEY, ROW = parse_ddl("k long"), parse_ddl("k long, v long")
-PLACE = {"uid": "op", "by": ("k",), "input_schema": ROW, "key_schema": KEY, "parallelism": 1, "max_parallelism": 8}
+PLACE = {"uid": "op", "by": ("k",), "parallelism": 1, "max_parallelism": 8}
 ROWS = pa.RecordBatch.from_pydict({"k": [1, 2], "v": [3, 4], KEY_GROUP_COLUMN: pa.array([0, 5], pa.int32())})
 SERVICE = Address("here", 1)
 
 
 def counting() -> AggregationDefinition:
     whole = plain_aggregation(KEY, ROW, {"n": Aggregate("count")})
-    return AggregationDefinition(**PLACE, aggregation=whole, output=whole.output_schema)
+    return AggregationDefinition(**PLACE, operator=whole)
 
 
 class Remembering(StatefulProcessor):
@@ -78,7 +78,7 @@ class Remembering(StatefulProcessor):
 def remembering() -> ProcessorDefinition:
     operator = ProcessorOperator(name="op", key_schema=KEY, input_schema=ROW, output_schema=ROW)
     of = {"processor": Remembering(), "operator": operator, "schemas": schemas_of_tests()}
-    return ProcessorDefinition(**PLACE, output=ROW, **of)
+    return ProcessorDefinition(**PLACE, **of)
 
 
 class Line:
@@ -174,7 +174,7 @@ def test_a_worker_unpickles_a_task_once():
     first, again = pickle.loads(data), pickle.loads(data)
     assert first is again
     assert first.coordinator == one.coordinator
-    assert first.definition.output == one.definition.output
+    assert first.definition.operator.output_schema == one.definition.operator.output_schema
     other = OperatorTask(counting(), Address("there", 2), Secret.generate())
     assert pickle.loads(cloudpickle.dumps(other)).coordinator == Address("there", 2)
 

@@ -276,16 +276,22 @@ KINDS = {
         input_schema=EVENTS,
         columns=(("k", None), ("t", None)),
         key_schema=StructType(EVENTS.fields[:2]),
+        output_schema=EVENTS,
         time="t",
         expires="t",
     ),
     "for ever": Deduplication(
-        input_schema=EVENTS, columns=(("k", None),), key_schema=StructType(EVENTS.fields[:1]), time="t"
+        input_schema=EVENTS,
+        columns=(("k", None),),
+        key_schema=StructType(EVENTS.fields[:1]),
+        output_schema=EVENTS,
+        time="t",
     ),
     "within": Deduplication(
         input_schema=EVENTS,
         columns=(("k", None),),
         key_schema=StructType(EVENTS.fields[:1]),
+        output_schema=EVENTS,
         time="t",
         within_us=DELAY * 1000,
     ),

@@ -196,9 +196,6 @@ def operator(uid: str, parallelism: int) -> Any:
     return ProcessorDefinition(
         uid=uid,
         by=("key",),
-        input_schema=columns,
-        key_schema=key,
-        output=output,
         parallelism=parallelism,
         max_parallelism=MAX_PARALLELISM,
         processor=Append(),

@@ -32,15 +32,15 @@ class AggregationDefinition(TaskDefinition):
     """An operator that aggregates by windows or other groups, with an output mode.
 
     Attributes:
-        aggregation: What it computes.
+        operator: What it computes.
     """
 
-    aggregation: Aggregation
+    operator: Aggregation
 
     @property
     def needs_marks(self) -> bool:
         """True where groups of a partition without rows may belong to the output, or end."""
-        return self.aggregation.mode == "complete" or self.aggregation.expires is not None
+        return self.operator.mode == "complete" or self.operator.expires is not None
 
     def declare(self, registry: StateRegistry) -> StateRegistry:
         """Return the registry with the groups' state.
@@ -49,13 +49,13 @@ class AggregationDefinition(TaskDefinition):
             Invalid: The stored state was kept for another output mode, or has types that cannot go on.
         """
         known = {each.name: each for each in registry.descriptors}
-        self.aggregation.check_known(known.get(AggregateStates.name), self.uid)
+        self.operator.check_known(known.get(AggregateStates.name), self.uid)
         return super().declare(registry)
 
     def task_runner(self, registry: StateRegistry) -> AggregationRunner | SessionRunner:
         """Return the runner of one task."""
-        kind = SessionRunner if self.aggregation.session else AggregationRunner
-        return kind(self.aggregation, operator=self.uid, registry=registry)
+        kind = SessionRunner if self.operator.session else AggregationRunner
+        return kind(self.operator, operator=self.uid, registry=registry)
 
 
 def check_input(rows: DataFrame, definition: TaskDefinition, repeating: set[str]) -> None:
@@ -77,7 +77,7 @@ def check_input(rows: DataFrame, definition: TaskDefinition, repeating: set[str]
             f"changes, so that it would count several times: give {uid!r} outputMode='append', or keep the last of "
             "each group in a processor (transformWithState)"
         )
-    if definition.aggregation.mode != "append":
+    if definition.operator.mode != "append":
         repeating.add(definition.uid)
 
 
@@ -116,7 +116,7 @@ def define_grouped_aggregation(
     if not found.aggregates:
         raise Invalid(f"{what}: there is nothing to aggregate; pass F.count('*').alias('n'), say")
     rows, definition = _Defined(df, found, chosen, place, time_to_live(what, ttl_ms), late).result()
-    if ttl_ms is not None and (chosen != "update" or definition.aggregation.expires is not None):
+    if ttl_ms is not None and (chosen != "update" or definition.operator.expires is not None):
         raise Invalid(
             f"{what}: ttlDurationMs={ttl_ms} is for groups without a watermark in output mode update: leave it out. "
             "Groups with a watermark end by it; in mode complete all are kept"
@@ -210,13 +210,10 @@ class _Defined:
         definition = AggregationDefinition(
             **vars(replace(self._place, by=tuple(whole.key_schema.names))),
             placed_by=tuple(others) or (_START,),
-            input_schema=rows.schema,
-            key_schema=whole.key_schema,
-            output=whole.output_schema,
             event_time=None
             if delay is None or whole.time is None
             else EventTime(whole.time, delay, watermark_follows(self._input)),
-            aggregation=whole,
+            operator=whole,
         )
         definition.resolve(None)  # What a task would refuse is refused here.
         return rows, definition

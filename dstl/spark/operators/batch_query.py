@@ -54,12 +54,12 @@ def batch_query(
     if initial is not None:
         keyed = with_initial_state(keyed, initial, definition)
         order.append(F.col(INITIAL_STATE_COLUMN).isNull())
-    if definition.streams:
+    if definition.operator.streams:
         keyed = with_broadcast(keyed, broadcast, definition)
     if definition.has_timers:
         keyed = keyed.withColumn(_TIME_COLUMN, F.unix_millis(F.current_timestamp()))
     placed = repartition(keyed, definition).sortWithinPartitions(*order)
-    return placed.mapInArrow(BatchTask(definition, definition.resolve(None)), definition.output)
+    return placed.mapInArrow(BatchTask(definition, definition.resolve(None)), definition.operator.output_schema)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class BatchTask:
         self, batches: Iterator[pa.RecordBatch]
     ) -> tuple[list[BroadcastRows], Iterator[pa.RecordBatch]]:
         """Take the broadcast rows, which come first: they have the lowest key groups, and rows are sorted by those."""
-        streams = self.definition.streams
+        streams = self.definition.operator.streams
         marks: list[pa.RecordBatch] = []
         for batch in batches if streams else ():
             found = take_marks([batch])

@@ -88,11 +88,11 @@ def with_broadcast(keyed: DataFrame, broadcast: Mapping[str, DataFrame], definit
         definition: The operator.
     """
     rows = keyed
-    for stream in definition.streams:
+    for stream in definition.operator.streams:
         # A list, for it has no room for values where it is null, and a struct has.
         rows = rows.withColumn(stream.column, F.lit(None).cast(ArrayType(stream.schema)))
     union = rows
-    for stream in definition.streams:
+    for stream in definition.operator.streams:
         source = broadcast[stream.name]
         carried = F.array(F.struct(*(F.col(f"`{name}`") for name in stream.schema.names))).alias(stream.column)
         numbers = F.explode(F.sequence(F.lit(0), F.lit(definition.parallelism - 1))).alias(_PARTITION)

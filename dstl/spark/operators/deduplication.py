@@ -22,15 +22,15 @@ class DeduplicationDefinition(TaskDefinition):
     """An operator that lets the first row of each key pass.
 
     Attributes:
-        deduplication: What tells rows apart, and how long.
+        operator: What tells rows apart, and how long.
     """
 
-    deduplication: Deduplication
+    operator: Deduplication
 
     @property
     def needs_marks(self) -> bool:
         """True where keys of a partition without rows may be forgotten."""
-        return self.deduplication.ends
+        return self.operator.ends
 
     def declare(self, registry: StateRegistry) -> StateRegistry:
         """Return the registry with the keys' state.
@@ -50,7 +50,7 @@ class DeduplicationDefinition(TaskDefinition):
 
     def task_runner(self, registry: StateRegistry) -> DuplicatesRunner:
         """Return the runner of one task."""
-        return DuplicatesRunner(self.deduplication, operator=self.uid, registry=registry)
+        return DuplicatesRunner(self.operator, operator=self.uid, registry=registry)
 
 
 def define_deduplication(
@@ -103,6 +103,7 @@ def define_deduplication(
         input_schema=df.schema,
         columns=tuple(columns),
         key_schema=StructType(keys),
+        output_schema=df.schema,
         time=timed.name if timed is not None else None,
         expires=None if within_watermark else expires,
         within_us=delay * 1000 if within_watermark else None,
@@ -110,11 +111,8 @@ def define_deduplication(
     definition = DeduplicationDefinition(
         **vars(replace(place, by=tuple(whole.key_schema.names))),
         placed_by=tuple(names),
-        input_schema=df.schema,
-        key_schema=whole.key_schema,
-        output=df.schema,
         event_time=None if timed is None else EventTime(timed.name, delay, watermark_follows(df)),
-        deduplication=whole,
+        operator=whole,
     )
     definition.resolve(None)  # What a task would refuse is refused here.
     return definition

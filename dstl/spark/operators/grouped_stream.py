@@ -321,7 +321,7 @@ class GroupedStream:
             keyed = with_ticks(keyed, interval)
         if definition.needs_marks:
             keyed = with_marks(keyed, definition.parallelism)
-        if definition.streams:
+        if definition.operator.streams:
             keyed = with_broadcast(keyed, broadcast or {}, definition)
         output_df = self._host.run(keyed, definition)
         emitted = definition.operator.emitted_time

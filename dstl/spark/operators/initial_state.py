@@ -38,7 +38,7 @@ def check_initial_state(initial_state: Any, definition: TaskDefinition) -> DataF
     if df.isStreaming:
         raise Invalid(f"{what}: initial_state is a stream; it must be a batch DataFrame")
     found = {field.name: field.dataType.simpleString() for field in df.schema.fields}
-    for field in definition.key_schema.fields:
+    for field in definition.operator.key_schema.fields:
         wanted = field.dataType.simpleString()
         if found.get(field.name) != wanted:
             held = ", ".join(f"{name} {kind}" for name, kind in found.items())

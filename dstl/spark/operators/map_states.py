@@ -23,14 +23,14 @@ class MapStatesDefinition(TaskDefinition):
     """An operator that runs a function over whole columns.
 
     Attributes:
-        mapping: What it computes.
+        operator: What it computes.
     """
 
-    mapping: MapStates
+    operator: MapStates
 
     def task_runner(self, registry: StateRegistry) -> MapStatesRunner:
         """Return the runner of one task."""
-        return MapStatesRunner(self.mapping, registry=registry)
+        return MapStatesRunner(self.operator, registry=registry)
 
 
 def define_map_states(
@@ -65,7 +65,7 @@ def define_map_states(
         raise Invalid(f"{what}: function is called as function(rows, keys, states): {error}") from None
     check_ships(function, f"{what}: the function", "make inside it what belongs to one process")
     arrow_schema_of(df.schema, f"{what}: the input")
-    mapping = MapStates(
+    operator = MapStates(
         name=place.uid,
         function=function,
         key_schema=StructType([df.schema[name] for name in place.by]),
@@ -74,12 +74,6 @@ def define_map_states(
         output_schema=schemas[1],
         ttl_ms=time_to_live(what, ttl_ms),
     )
-    definition = MapStatesDefinition(
-        **vars(place),
-        mapping=mapping,
-        input_schema=df.schema,
-        key_schema=mapping.key_schema,
-        output=mapping.output_schema,
-    )
+    definition = MapStatesDefinition(**vars(place), operator=operator)
     definition.resolve(None)  # What a task would refuse is refused here.
     return definition

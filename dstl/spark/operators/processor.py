@@ -37,7 +37,7 @@ class ProcessorDefinition(TaskDefinition):
 
     Attributes:
         processor: The user's processor; each task works on its own copy.
-        operator: The operator as its runner has to know it.
+        operator: What the processor is run on.
         schemas: What the DDL texts of ``init`` stand for.
     """
 
@@ -159,12 +159,8 @@ def define_processor(
         processor=processor,
         operator=operator,
         schemas=schemas,
-        input_schema=operator.input_schema,
-        key_schema=operator.key_schema,
-        output=operator.output_schema,
         event_time=event_time,
         has_initial_state=call.initialState is not None,
-        streams=operator.streams,
     )
     check_ships(processor, f"{what}: the processor", "make in init() what belongs to one process")
     # Spark, too, runs init once on the driver: what it refuses is refused here and not in a task.

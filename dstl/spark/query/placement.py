@@ -67,7 +67,8 @@ def keyed_input(df: DataFrame, definition: TaskDefinition) -> DataFrame:
             f"operator {definition.uid!r}: its rows come from an operator that is called so too: give each a name of "
             "its own (name=...), and make all operators of a query with one StateBackend"
         ) from None
-    return with_key_groups(counted.select([F.col(f"`{name}`") for name in definition.input_schema.names]), definition)
+    needed = [F.col(f"`{name}`") for name in definition.operator.input_schema.names]
+    return with_key_groups(counted.select(needed), definition)
 
 
 def repartition(keyed: DataFrame, definition: TaskDefinition) -> DataFrame:

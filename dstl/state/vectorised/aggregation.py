@@ -21,6 +21,7 @@ from dstl.state.codec.schema_evolution import FORM, MEANING
 from dstl.state.descriptor import StateDescriptor
 from dstl.state.frames.row_writer import arrow_schema
 from dstl.state.registry import StateRegistry
+from dstl.state.stateful_operator import StatefulOperator
 from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.aggregate_functions import (
     Accumulator,
@@ -199,7 +200,7 @@ LATE = "__dstl_late"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Aggregation:
+class Aggregation(StatefulOperator):
     """A grouped aggregation, checked when the query is defined.
 
     Attributes:
@@ -222,7 +223,6 @@ class Aggregation:
 
     mode: OutputMode
     aggregates: Mapping[str, Aggregate]
-    key_schema: StructType
     others: tuple[str, ...]
     window: int | None = None
     windows: TimeWindows | None = None
@@ -232,8 +232,6 @@ class Aggregation:
     ends: str | None = None
     expires: str | None = None
     ttl_ms: int = 0
-    input_schema: StructType
-    output_schema: StructType
 
     @property
     def has_late(self) -> bool:

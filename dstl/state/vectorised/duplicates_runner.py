@@ -17,6 +17,7 @@ from dstl.rpc.messages import ExpiryPlace
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.frames.row_writer import arrow_schema_of
 from dstl.state.registry import StateRegistry
+from dstl.state.stateful_operator import StatefulOperator
 from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.aggregation import gathered, latest_ms
 from dstl.state.vectorised.column_state import ColumnState
@@ -29,11 +30,10 @@ _EXPIRES_AT = ExpiryPlace(in_key=False, offset=2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deduplication:
-    """A deduplication, checked when the query is defined.
+class Deduplication(StatefulOperator):
+    """A deduplication, checked when the query is defined. Its output has the columns of its input.
 
     Attributes:
-        input_schema: Columns of the rows, which are those of the output, too.
         columns: The rows' columns that tell rows apart, and of a window ``start`` or ``end``; else None.
         key_schema: The state's key: one column for each of those.
         time: The rows' column with the watermark, a moment or a window; None where there is none.
@@ -41,9 +41,7 @@ class Deduplication:
         within_us: Microseconds behind the event time of a key's first row at which the key is forgotten, instead.
     """
 
-    input_schema: StructType
     columns: tuple[tuple[str, str | None], ...]
-    key_schema: StructType
     time: str | None = None
     expires: str | None = None
     within_us: int | None = None

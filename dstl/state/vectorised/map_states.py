@@ -20,6 +20,7 @@ from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.frames.row_writer import arrow_schema_of
 from dstl.state.processor_errors import user_code_error
 from dstl.state.registry import StateRegistry
+from dstl.state.stateful_operator import StatefulOperator
 from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.column_state import ColumnState, KeyGroups
 from dstl.state.vectorised.key_codes import Groups, by_key_group, group_codes, parts_of_whole_keys, whole_table
@@ -34,24 +35,19 @@ StatesFunction = Callable[[pa.Table, pa.Table, pa.Table], tuple[Any, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MapStates:
-    """An operator that runs a function over whole columns, as its runner has to know it.
+class MapStates(StatefulOperator):
+    """An operator that runs a function over whole columns. Its key are the grouping columns, which are columns of the
+    input too.
 
     Attributes:
         name: For messages.
         function: The user's.
-        key_schema: The grouping columns, which are columns of the input too.
-        input_schema: All columns of the input but the helper columns.
-        output_schema: Columns of the output.
         state_schema: Columns of the state.
         ttl_ms: Milliseconds of processing time after which a state that was not written is gone; 0 for never.
     """
 
     name: str
     function: StatesFunction
-    key_schema: StructType
-    input_schema: StructType
-    output_schema: StructType
     state_schema: StructType
     ttl_ms: int = 0
 
