@@ -173,7 +173,7 @@ def native_late(query: StreamingQuery) -> dict[int, list[int]]:
 @pytest.mark.usefixtures("same_batches", "one_partition")
 @pytest.mark.parametrize(
     ("cases", "count"),
-    [(CASES, 3), pytest.param(CASES + MORE, 6, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
+    [(CASES, 2), pytest.param(CASES + MORE, 6, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
     ids=["some", "all"],
 )
 def test_batches_are_sparks_own(
