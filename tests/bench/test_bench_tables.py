@@ -99,7 +99,7 @@ def test_the_page_of_costs_has_what_the_benchmark_computes() -> None:
 
 
 def test_memory(capsys) -> None:
-    assert memory.main(["--state-mb", "4", "--keys", "200000", "--json"]) == 0
+    assert memory.main(["--state-mb", "2", "--keys", "100000", "--json"]) == 0
     found = _figures(capsys)
     assert found["payload_bytes_per_key"] == 108
     assert 108 < found["dict"]["bytes_per_key"] < 400

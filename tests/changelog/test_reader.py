@@ -130,6 +130,7 @@ async def test_a_segment_inside_a_manifest_is_read_like_any_other(threads: bool,
 async def test_readers_that_share_a_turn_decode_no_more_at_once(seed: int) -> None:
     """A restore reads many segments ahead; all of a loop's threads decoding them would keep the bases waiting."""
     sets = many_blocks(seed)
+    data = encode_segment(sets, writer_id="w")
     running, most, lock = 0, 0, threading.Lock()
 
     class Pool(ThreadPoolExecutor):
@@ -155,7 +156,7 @@ async def test_readers_that_share_a_turn_decode_no_more_at_once(seed: int) -> No
             most = 0
             readers = []
             for _ in range(6):
-                store, handle = await stored(encode_segment(sets, writer_id="w"))
+                store, handle = await stored(data)
                 readers.append(SegmentReader(store, handle, turn=turn, sizes=ReadSizes(inline=-1)))
             assert await asyncio.gather(*map(read, readers)) == [by_key_group(expected(sets))] * 6
             found.append(most)

@@ -15,7 +15,6 @@ from dstl.errors import (
     Fenced,
     Invalid,
     MissingState,
-    NotDeterministic,
     Superseded,
     TaskManagerLost,
 )
@@ -252,18 +251,6 @@ def test_an_attempt_that_ends_while_the_commit_is_on_its_way_counts_for_nothing(
     cluster.complete(trigger)
     (held,) = cluster.coordinator.completed
     assert cluster.coordinator.begin(cluster.task(0, batch=1), 6) is held
-
-
-def test_partitions_that_have_changed_the_broadcast_state_differently_are_not_committed() -> None:
-    for changed in ((b"x", b"y"), (b"x", b""), (b"", b"x")):
-        cluster = Cluster(op=2)
-        for slot in range(2):
-            cluster.end(cluster.begun(slot), broadcast=changed[slot])
-        with pytest.raises(NotDeterministic, match=r"partitions 0 and 1 .*handleBroadcastRows a function of its rows"):
-            cluster.commit()
-        for slot in range(2):
-            cluster.end(cluster.begun(slot), broadcast=b"x")
-        assert len(cluster.commit().winners["op"]) == 2
 
 
 def test_a_checkpoint_of_a_replaced_run_does_not_count_in_the_new_one() -> None:

@@ -20,13 +20,14 @@ from dstl.files.open_directories import OpenDirectories
 from dstl.files.reader import FileReader
 from dstl.options import BatchingOptions
 from dstl.runtime import system_runtime
-from dstl.store.base import ObjectInfo, ObjectStore
+from dstl.store.base import ObjectStore
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager.config import TaskManagerConfig
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from worlds.files import ROOT, Jvm, Stores, application, driven, kept, until
 from worlds.memory_recorder import MemoryRecorder
+from worlds.wrapped_store import Gate, is_segment
 
 HOST = "127.0.0.2"
 LITTLE = {"batching.byte_budget": str(1 << 20), "batching.preemptive_persist_threshold": str(256 << 10)}
@@ -94,27 +95,16 @@ async def test_a_host_lost_between_its_early_upload_and_the_commit_fails_that_co
         assert await driver.read(sst(0)) == content[0]
 
 
-class Stuck(FaultyStore):
-    """Takes no segment until its gate is open."""
-
-    gate: asyncio.Event
-
-    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
-        if not name.startswith("manifests/"):
-            await self.gate.wait()
-        return await super().put(name, data, if_absent=if_absent)
-
-
 async def test_a_file_for_which_a_store_makes_no_room_is_refused_in_time_and_taken_later(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_log, "_ROOM_S", 0.3)
-    stuck = type("_Stuck", (Stuck,), {"gate": asyncio.Event()})
-    async with driven(stores, "run", stuck, **LITTLE) as driver:
+    gate = Gate(which=is_segment)
+    async with driven(stores, "run", gate, **LITTLE) as driver:
         await driver.offsets(0)
         with pytest.raises(Unavailable, match=r"no room for state/0/\d/SSTs/.*byte_budget"):
             await put_many(driver, 4)
-        stuck.gate.set()
+        gate.opened.set()
         content = await put_many(driver, 4)
         await driver.commit(0)
         assert await driver.read(sst(3)) == content[3]

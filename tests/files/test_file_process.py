@@ -7,7 +7,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -16,10 +16,9 @@ from dstl.rpc.async_connection import AsyncConnection
 from dstl.rpc.client import Address
 from dstl.rpc.file_messages import PlaceFiles
 from dstl.rpc.protocol import PROTOCOL_VERSION, Secret
-from dstl.store.base import ObjectStore
 from worlds.file_processes import SECRET, hang, line, said, started
 from worlds.files import Application, Jvm, application, until
-from worlds.wrapped_store import WrappedStore
+from worlds.wrapped_store import Gate
 
 
 def test_it_serves_until_its_input_closes_and_leaves_no_socket(tmp_path: Path) -> None:
@@ -117,27 +116,20 @@ async def test_a_host_that_has_given_its_coordinator_up_is_replaced_where_that_g
 ) -> None:
     """Prevents that a coordinator's pause of a minute ends all tasks of a host for as long as the application lives."""
     monkeypatch.setattr("dstl.rpc.async_connection.SILENCE_S", 0.5)
-    goes_on = asyncio.Event()
-    goes_on.set()
-
-    class Slow(WrappedStore):
-        async def get(self, *asked: Any, **how: Any) -> bytes:
-            await goes_on.wait()
-            data: bytes = await self.inner.get(*asked, **how)
-            return data
-
-    async with application({}, lambda store: cast("ObjectStore", Slow(store))) as app:
+    gate = Gate("get")
+    gate.opened.set()
+    async with application({}, gate) as app:
         await (await app.driver("first")).batch(0, {"state/0/0/1.changelog": b"a"})
-    async with application(app.stores, lambda store: cast("ObjectStore", Slow(store))) as app:
+    async with application(app.stores, gate) as app:
         task = await app.executor("127.0.0.2", "run")
 
         async def is_gone() -> bool:
             return (await app.place("127.0.0.2")).member != ""
 
-        goes_on.clear()
+        gate.opened.clear()
         with pytest.raises(Unavailable, match="no sign of life"):
             await task.read("state/0/0/1.changelog")
-        goes_on.set()
+        gate.opened.set()
         await until(is_gone)
 
 

@@ -1,5 +1,6 @@
 """A JVM starts the coordinator, or says in one line why it cannot; nothing is written before."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -132,22 +133,30 @@ def test_the_first_use_of_an_installation_compiles_its_jar_once_whoever_calls_it
 def test_an_installation_that_may_not_be_written_to_keeps_its_jar_in_the_user_s_own_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # To root every directory is writable but those of such file systems.
-    package = Path("/sys")
+    """Also: one in a zip, as ``spark-submit --py-files`` brings it, compiles the same jar."""
+    root = Path(build.__file__).parents[2]
+    with zipfile.ZipFile(tmp_path / "dstl.zip", "w") as whole:
+        for package in ("dstl", "handles", "materializer"):
+            for each in (root / package).rglob("*"):
+                if each.suffix in (".py", ".java"):
+                    whole.write(each, each.relative_to(root))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     # The compiler of JAVA_HOME is taken though there is none on the search path.
     compiler = Path(shutil.which("javac") or "").resolve()
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setenv("JAVA_HOME", str(compiler.parents[1]))
-    jar = build.kept_jar(package)
-    assert jar.parent == tmp_path / "caches" / "dstl"
+    environment = os.environ | {"PATH": "/nowhere", "JAVA_HOME": str(compiler.parents[1])}
+    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'dstl.zip')!r}); from dstl.jvm import build as b"
+    command = [sys.executable, "-c", f"{code}; print(b.kept_jar())"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    jar = Path(done.stdout.strip())
+    assert jar.parent == tmp_path / "caches" / "dstl", done.stderr
     assert jar.parent.stat().st_mode & 0o777 == 0o700
-    assert zipfile.ZipFile(jar).testzip() is None
-    monkeypatch.delenv("JAVA_HOME")
-    assert build.kept_jar(package) == jar, "the second use needs no compiler"
+    assert jar.read_bytes() == build.kept_jar().read_bytes()
+    monkeypatch.setenv("PATH", "/nowhere")
+    # To root every directory is writable but those of such file systems.
+    assert build.kept_jar(Path("/sys")) == jar, "the second use needs no compiler"
     jar.parent.chmod(0o777)
     with pytest.raises(Invalid, match=r"mode 0700.*XDG_CACHE_HOME"):
-        build.kept_jar(package)
+        build.kept_jar(Path("/sys"))
 
 
 @needs_javac
@@ -176,29 +185,6 @@ def test_where_only_a_jre_is_installed_one_sentence_asks_for_a_jdk(
         build.kept_jar(tmp_path)
     assert "\n" not in str(refused.value)
     assert [*tmp_path.iterdir()] == []
-
-
-@needs_javac
-def test_a_package_in_a_zip_compiles_the_same_jar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ``spark-submit --py-files`` brings it."""
-    root = Path(build.__file__).parents[2]
-    with zipfile.ZipFile(tmp_path / "dstl.zip", "w") as whole:
-        for package in ("dstl", "handles", "materializer"):
-            for each in (root / package).rglob("*"):
-                if each.suffix in (".py", ".java"):
-                    whole.write(each, each.relative_to(root))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'dstl.zip')!r}); from dstl.jvm import build as b"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}; print(b.kept_jar())"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    jar = Path(done.stdout.strip())
-    assert jar.parent == tmp_path / "cache" / "dstl", done.stderr
-    assert jar.read_bytes() == build.kept_jar().read_bytes()
 
 
 def test_every_source_is_formatted_alike() -> None:

@@ -10,12 +10,12 @@ import pytest
 from dstl.errors import AccessDenied, DstlError, Fenced, TaskManagerLost
 from dstl.files import barriers
 from dstl.files.options import FileOptions
-from dstl.store.base import ObjectInfo, ObjectStore
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
-from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
+from tests.simulation.faulty_store import Fault, FaultRule
 from worlds.query import Query, open_query
 from worlds.service import Job, Model, check_durable, copy_of
+from worlds.wrapped_store import Gate
 
 WITH_NEXT = FileOptions(commit="with-next")
 KEEP = FileOptions(commit="with-next", sources="keep")
@@ -26,22 +26,6 @@ either = pytest.mark.parametrize("files", [WITH_NEXT, KEEP], ids=["with-next", "
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit waits as long as it takes for the next offsets, however slow the machine."""
     monkeypatch.setattr(barriers, "LINGER_S", 60.0)
-
-
-class _Store(FaultyStore):
-    """Keeps records back while ``is_open`` is not set, and refuses them where ``refuses`` is."""
-
-    def __init__(self, inner: ObjectStore) -> None:
-        super().__init__(inner)
-        self.is_open = asyncio.Event()
-        self.is_open.set()
-        self.refuses: Exception | None = None
-
-    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
-        await self.is_open.wait()
-        if self.refuses is not None:
-            raise self.refuses
-        return await super().put(name, data, if_absent=if_absent)
 
 
 @contextlib.asynccontextmanager
@@ -99,19 +83,21 @@ async def test_a_record_that_is_lost_ends_its_run_and_the_next_one_has_the_state
     job: Job, place: Path, files: FileOptions, comes_with: str, error: Exception
 ) -> None:
     """Prevents, too, that the commit is written later without its checkpoint, whatever the record was lost by."""
-    store = job.store = _Store(MemoryStore())
+    gate = Gate()
+    gate.opened.set()
+    job.store = gate(MemoryStore())
     async with two_batches(job, place, files) as (query, before):
-        store.refuses = error
+        gate.refusal = error
         if comes_with == "a look":
             await query.directory.settle()
-            store.refuses = None
+            gate.refusal = None
         with contextlib.suppress(DstlError):
             await query.plan(2)
         with pytest.raises(TaskManagerLost, match="today"):
             await query.driver.run_tasks("run-1", 2, {}, {})
         with pytest.raises(TaskManagerLost, match="today"):
             await query.jvm.commit(2)
-        store.refuses = None
+        gate.refusal = None
         assert await go_on(query, job, before) == 1
 
 

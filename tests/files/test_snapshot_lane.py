@@ -1,39 +1,24 @@
 """Snapshots never delay a commit that does without them, and enter the index in their order."""
 
 import asyncio
-from collections import deque
 
 import pytest
 
-from dstl.store.base import ObjectInfo
-from tests.simulation.faulty_store import FaultyStore
 from worlds.files import BIG, Stores, application, changelog, driven, noise, until
+from worlds.wrapped_store import Gate, is_segment
 
 HOST = "127.0.0.2"
 ZIP, SST = "state/0/0/1.zip", "state/0/0/SSTs/1-aa.sst"
 
 
-class Gated(FaultyStore):
-    """Keeps segments back until their gate is open."""
-
-    gate: asyncio.Event
-    waiting: deque[str]
-
-    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
-        if not name.startswith("manifests/"):
-            self.waiting.append(name)
-            await self.gate.wait()
-        return await super().put(name, data, if_absent=if_absent)
-
-
 @pytest.fixture
-def gated() -> type[Gated]:
-    return type("_Gated", (Gated,), {"gate": asyncio.Event(), "waiting": deque()})
+def gate() -> Gate:
+    return Gate(which=is_segment)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", HOST])
-async def test_a_large_snapshot_rides_later_and_behind_its_files(host: str, stores: Stores, gated: type[Gated]) -> None:
-    async with application(stores, gated) as app:
+async def test_a_large_snapshot_rides_later_and_behind_its_files(host: str, stores: Stores, gate: Gate) -> None:
+    async with application(stores, gate) as app:
         driver, task = await app.driver("run"), await app.executor(host, "run")
         await driver.offsets(0)
         await task.put(changelog(0, 1), b"changes")
@@ -49,7 +34,7 @@ async def test_a_large_snapshot_rides_later_and_behind_its_files(host: str, stor
         async with application(stores) as other:
             assert await (await other.driver("")).names("state/0/0") == ["1.changelog", "2.changelog"]
         assert await task.read(SST) == noise(BIG)
-        gated.gate.set()
+        gate.opened.set()
         batch = 2
 
         async def has_zip() -> bool:
@@ -71,16 +56,16 @@ async def test_a_large_snapshot_rides_later_and_behind_its_files(host: str, stor
 
 @pytest.mark.parametrize("host", ["127.0.0.1", HOST])
 async def test_what_is_deleted_after_it_was_stored_and_before_its_record_is_in_none(
-    host: str, stores: Stores, gated: type[Gated]
+    host: str, stores: Stores, gate: Gate
 ) -> None:
     """Prevents that what Spark has deleted stays for ever, or a snapshot without its files (seed 408 of files)."""
-    async with application(stores, gated) as app:
+    async with application(stores, gate) as app:
         driver, task = await app.driver("run"), await app.executor(host, "run")
         await driver.offsets(0)
         for path, content in ((changelog(0, 1), b"changes"), (SST, noise(BIG)), (ZIP, b"names the file")):
             await task.put(path, content)
         await driver.commit(0)
-        gated.gate.set()
+        gate.opened.set()
         await asyncio.sleep(0.1)  # both are stored, and in no record yet
         await task.delete(ZIP)
         await task.delete(SST)
@@ -91,35 +76,35 @@ async def test_what_is_deleted_after_it_was_stored_and_before_its_record_is_in_n
             assert await (await other.driver("")).names("state/0/0") == kept
 
 
-async def test_a_snapshot_that_is_a_versions_only_copy_is_waited_for(stores: Stores, gated: type[Gated]) -> None:
-    async with application(stores, gated) as app:
+async def test_a_snapshot_that_is_a_versions_only_copy_is_waited_for(stores: Stores, gate: Gate) -> None:
+    async with application(stores, gate) as app:
         driver, far = await app.begun(HOST)
         await far.put(SST, noise(BIG))
         await far.put(ZIP, b"names the file")
         commit = asyncio.ensure_future(driver.commit(0))
 
         async def has_begun() -> bool:
-            return bool(gated.waiting)
+            return bool(gate.waiting)
 
         await until(has_begun)
         await asyncio.sleep(0.1)
         assert not commit.done()
-        gated.gate.set()
+        gate.opened.set()
         await commit
     async with application(stores) as app:
         assert await (await app.driver("next")).names("state/0/0") == ["1.zip", "SSTs"]
 
 
 async def test_a_host_that_is_lost_with_snapshots_fails_the_next_commit_for_spark_takes_them_for_stored(
-    stores: Stores, gated: type[Gated]
+    stores: Stores, gate: Gate
 ) -> None:
-    async with application(stores, gated) as app:
+    async with application(stores, gate) as app:
         driver, far = await app.begun(HOST)
         await far.put(changelog(0, 1), b"changes")
         await far.put(SST, noise(BIG))
         await driver.commit(0)
         await driver.offsets(1)
-        gated.gate.set()
+        gate.opened.set()
         await app.end_host(HOST)
         with pytest.raises(Exception, match="restart the query"):
             await driver.commit(1)

@@ -8,6 +8,7 @@ from dstl.store.base import ObjectInfo
 from dstl.store.memory import MemoryStore
 from tests.simulation.faulty_store import FaultyStore
 from worlds.files import BIG, Stores, application, changelog, denying, driven, noise
+from worlds.wrapped_store import Gate
 
 HOST, OTHER = "127.0.0.2", "127.0.0.3"
 
@@ -72,24 +73,18 @@ async def test_a_host_that_is_asked_to_end_and_fails_to_store_costs_one_batch(st
 
 
 async def test_files_that_a_host_has_of_no_run_outlive_a_record_that_failed(stores: Stores) -> None:
-    class Refusing(FaultyStore):
-        refuses = False
-
-        async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
-            if self.refuses:
-                raise AccessDenied("the bucket policy has changed")
-            return await super().put(name, data, if_absent=if_absent)
-
-    async with application(stores, Refusing) as app:
+    gate = Gate()
+    gate.opened.set()
+    async with application(stores, gate) as app:
         driver, far = await app.driver("run"), await app.executor(HOST, "")
         await driver.batch(0, {changelog(1, 1): b"a"})
         await far.put("state/0/0/2.zip", b"of no run")
         await driver.offsets(1)
         await driver.put(changelog(1, 2), b"b")
-        Refusing.refuses = True
+        gate.refusal = AccessDenied("the bucket policy has changed")
         with pytest.raises(AccessDenied):
             await driver.commit(1)
-        Refusing.refuses = False
+        gate.refusal = None
         again = await app.driver("next")
         await again.put(changelog(1, 2), b"c")
         await again.commit(1)

@@ -39,6 +39,7 @@ from tests.simulation.virtual_time import LoopClock, virtual
 from worlds.materialization import EAGER, GROUPS, OPERATORS, World
 from worlds.restored import fallbacks, restore_tables
 from worlds.table_changes import changes, content
+from worlds.wrapped_store import Gate
 
 KEYS = [bytes([n]) for n in range(256)]
 REPLY_BYTES = 40
@@ -208,18 +209,9 @@ async def test_a_damaged_base_that_is_found_many_batches_later_still_has_its_old
         assert newest is not None
         await world.start(2)
         await damage_newest(world, newest, rng)
-        gate = asyncio.Event()
-
-        class Gated(FaultyStore):
-            async def get(self, name: str, *rest: Any) -> bytes:
-                if name.endswith(".base"):
-                    await gate.wait()
-                return await super().get(name, *rest)
-
+        gate = Gate("get", lambda name: name.endswith(".base"))
         late = world.members[1]
-        service = TaskManagerService(
-            lambda _: late.backend, Gated(world.memory, clock=LoopClock()), world.runtime, Secret(b"s" * 32)
-        )
+        service = TaskManagerService(lambda _: late.backend, gate(world.memory), world.runtime, Secret(b"s" * 32))
         await service._resume(None, Resume("query", None, late.owned))  # type: ignore[arg-type]
         restore = Restore(late.owned, newest.model_dump_json().encode())
         await service._restore(None, restore)  # type: ignore[arg-type]
@@ -232,7 +224,7 @@ async def test_a_damaged_base_that_is_found_many_batches_later_still_has_its_old
         assert world.deleted
         assert late.backend.loading is not None
         restored = late.backend.loading._restore.restored
-        gate.set()
+        gate.opened.set()
         while late.backend.loading is not None:
             assert late.backend.loading.failure is None
             await asyncio.sleep(1)

@@ -64,7 +64,7 @@ def test_log_and_restore_stay_short_whatever_the_length_of_a_run(
         job = _Job(seed)
         named: set[str] = set()
         await job.world.start(1)
-        for run in range(1, 25):
+        for run in range(1, 15):
             if run > 1 and way == "runs":
                 await job.world.start(1)
             winners = await job.batch()

@@ -93,7 +93,7 @@ def refused(kind: type[Any]) -> type[Exception]:
 
 
 @pytest.mark.parametrize("kind", [*CALLS, *REPLIES], ids=lambda kind: kind.__name__)
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_a_message_comes_as_it_was_sent(kind: type[Any], data: st.DataObject) -> None:
     message = data.draw(instances(kind))
@@ -107,7 +107,7 @@ def test_a_message_comes_as_it_was_sent(kind: type[Any], data: st.DataObject) ->
 
 
 @pytest.mark.parametrize("kind", [*CALLS, *REPLIES], ids=lambda kind: kind.__name__)
-@settings(max_examples=20)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_a_message_with_a_field_less_or_more_or_of_another_type_is_refused(
     kind: type[Any], data: st.DataObject

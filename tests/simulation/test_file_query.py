@@ -18,8 +18,8 @@ FORMER = (408, 2003, 2007, 2009, 2010, 2019, 2036, 3185, 5031, 5147, 5188, 26112
 def test_drawn_seeds_hold_every_invariant() -> None:
     faults: Counter[FaultKind] = Counter()
     batches = handed_over = 0
-    print(f"seeds 0 to 3, {FORMER} and {START} to {START + 2}")
-    for seed in (*range(4), *FORMER, *range(START, START + 3)):
+    print(f"seeds {FORMER} and {START}")
+    for seed in (*FORMER, START):  # those of ``test_simulation.py`` are drawn, too
         result = run_file_seed(seed)
         assert not result.violations, result.violations
         faults.update(result.faults)

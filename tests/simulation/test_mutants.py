@@ -17,7 +17,7 @@ MOST_SEEDS = 120
 MUTANTS = known_bugs()
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     "mutant", [each for each in MUTANTS if each.faults is not None], ids=lambda mutant: mutant.name
 )

@@ -24,7 +24,7 @@ from dstl.spark import StateBackend, jar_path
 from tests.worlds.driver_process import LOCAL, session
 
 ODD = ["state/2024/11/job", "sources/1/x", "offsets/5/q", "state/0/0"]
-STOPPED = 8
+STOPPED = 5
 
 
 class Application:
@@ -110,7 +110,7 @@ class Application:
     def lose_the_coordinator(self) -> None:
         self.seen["killed"] = killed = _kill_services(os.getpid())
         self.seen["failed starts"] = []
-        for _ in range(3 if killed else 0):
+        for _ in range(2 if killed else 0):
             try:
                 self.counted(f"dstl://{self.directory}/after")[0].awaitTermination()
             except Exception as error:

@@ -60,7 +60,7 @@ def main(servers: str, directory: str, total: int, batch_of_death: int, place: i
             step()
 
     with StateBackend("state", parallelism=2) as backend:
-        visits = job.visits(spark, backend, servers, most=20)
+        visits = job.visits(spark, backend, servers, most=10)
         writer = visits.writeStream.outputMode("append").foreachBatch(write)
         query = writer.option("checkpointLocation", backend.checkpoint_location).start()
         ends = time.monotonic() + 200

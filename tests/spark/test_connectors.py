@@ -61,7 +61,7 @@ def test_a_driver_that_dies_between_sinks_neither_loses_nor_repeats_a_row(
     places = [rng.randrange(5) for _ in range(kills)] if kills > 5 else rng.sample(range(5), kills)
     sent: Counter[str] = Counter()
     for place in [*places, None]:
-        pages = [rng.choice(PAGES) for _ in range(rng.randrange(100, 300))]
+        pages = [rng.choice(PAGES) for _ in range(rng.randrange(41, 80))]
         cluster.send(pages)
         sent.update(pages)
         last = place is None

@@ -93,7 +93,7 @@ def results(command: list[str], **environment: str) -> dict[str, Any]:
     return {name: value for line in lines for name, value in json.loads(line).items()}
 
 
-@pytest.mark.drawn(2, group="ways")
+@pytest.mark.drawn(1, group="ways")
 @pytest.mark.parametrize("way", WAYS)
 def test_no_session_is_prepared(way: str, tmp_path: Path) -> None:
     found = results(WAYS[way](tmp_path / "home"))
@@ -102,7 +102,7 @@ def test_no_session_is_prepared(way: str, tmp_path: Path) -> None:
     assert found == (EXPECTED if way == "python" else {"first": EXPECTED["first"], **refused})
 
 
-@pytest.mark.drawn(2, group="ways")
+@pytest.mark.drawn(1, group="ways")
 def test_no_session_is_prepared_in_a_jvm_that_spark_submit_has_not_started(tmp_path: Path) -> None:
     with foreign_jvm(tmp_path) as gateway:
         command = [sys.executable, str(JOB), "local[2]", "False", "4", str(tmp_path / "home")]

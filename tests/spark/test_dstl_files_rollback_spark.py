@@ -89,7 +89,7 @@ def test_sums_after_a_rollback_are_those_of_a_query_that_was_never_rolled_back(h
         gone = asyncio.run(roll_back(query.root, 1, system_runtime(), open_store))
         assert any(path.endswith((".zip", ".snapshot")) for path in gone), gone
         query.pause = 0
-    for _ in range(6):
+    for _ in range(2):
         for kind, query in queries.items():
             conf(kind, "1h")
             query.start().awaitTermination()
@@ -97,6 +97,7 @@ def test_sums_after_a_rollback_are_those_of_a_query_that_was_never_rolled_back(h
             query.add()
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("kind", ["rocksdb", "rocksdb-2"])
 def test_state_that_spark_has_repartitioned_is_read_and_counted_on(kind: str, home: Home, conf: Any) -> None:
     query, plain = (

@@ -146,7 +146,7 @@ def test_commits_are_checkpoints_through_a_failure_another_parallelism_a_savepoi
     assert other.got[0] == dict(other.expected)
 
 
-@pytest.mark.parametrize("runs", [6, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("runs", [4, pytest.param(50, marks=pytest.mark.long)])
 def test_runs_of_one_batch_keep_log_and_restore_short(home: Home, runs: int) -> None:
     """Prevents that a job that a scheduler starts reads all changes since its first run at each start."""
     job = Job(home, "job")

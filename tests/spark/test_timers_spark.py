@@ -104,7 +104,7 @@ def event_time_batches(rng: random.Random) -> list[list[dict[str, Any]]]:
     return batches
 
 
-@pytest.mark.drawn(2, group="as in Spark")
+@pytest.mark.drawn(1, group="as in Spark")
 @pytest.mark.parametrize("style", ["row", "pandas"])
 @pytest.mark.usefixtures("rocksdb")
 def test_event_time_timers_and_late_rows_are_as_in_spark(home: Home, style: str, seed: int) -> None:
@@ -148,7 +148,7 @@ class Chained(Alarms):
             self.handle.registerTimer(at)
 
 
-@pytest.mark.drawn(2, group="as in Spark")
+@pytest.mark.drawn(1, group="as in Spark")
 @pytest.mark.usefixtures("rocksdb")
 def test_timers_of_timers_fire_as_in_spark(home: Home) -> None:
     source = home.stream("k string, i long")
@@ -176,7 +176,7 @@ class Passing(StatefulProcessor):
             yield Row(k=key[0], i=row.i, what=str(timerValues.getCurrentWatermarkInMs() // 1000 - START_S))
 
 
-@pytest.mark.drawn(2, group="as in Spark")
+@pytest.mark.drawn(1, group="as in Spark")
 @pytest.mark.usefixtures("rocksdb")
 def test_rows_in_a_window_that_spark_takes_are_taken(home: Home) -> None:
     source = home.stream("k string, i long")
@@ -195,7 +195,7 @@ def test_rows_in_a_window_that_spark_takes_are_taken(home: Home) -> None:
     assert all(mark - 10 <= ours[row] <= mark for row, mark in want.items() if mark > 0)
 
 
-@pytest.mark.drawn(2, group="as in Spark")
+@pytest.mark.drawn(1, group="as in Spark")
 @pytest.mark.usefixtures("rocksdb")
 def test_processing_time_timers_and_times_to_live_are_as_in_spark(home: Home, rng: random.Random) -> None:
     source = home.stream(INPUT)

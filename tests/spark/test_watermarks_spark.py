@@ -72,7 +72,7 @@ def test_two_operators_go_by_the_slower_and_one_that_pauses_holds_it_as_in_spark
     want, ours = [], []
     for number in range(2):
         for at, source in enumerate(sources):
-            times = [[500 * number + 90 + at], *event_times(rng, 5, 500 * number)]
+            times = [[500 * number + 90 + at], *event_times(rng, 3, 500 * number)]
             if at == number:
                 times[2:5] = [[], [], [3]]
             if at and not number:

@@ -173,7 +173,7 @@ def native_late(query: StreamingQuery) -> dict[int, list[int]]:
 @pytest.mark.usefixtures("same_batches", "one_partition")
 @pytest.mark.parametrize(
     ("cases", "count"),
-    [(CASES, 3), pytest.param(CASES + MORE, 6, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
+    [(CASES, 2), pytest.param(CASES + MORE, 6, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
     ids=["some", "all"],
 )
 def test_batches_are_sparks_own(
@@ -234,7 +234,7 @@ LATE_CASES: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
 def test_each_row_is_in_a_group_or_among_the_late_ones(home: Home, rng: random.Random) -> None:
     source = home.stream(SCHEMA)
     sent = []
-    for number, rows in enumerate(batches(rng, 5, 100)):
+    for number, rows in enumerate(batches(rng, 3, 100)):
         # Numbered, and each with a time, without which a row is in no window and late for none.
         sent += [row | {"v": number * 100 + at, "i": row["i"] or 100} for at, row in enumerate(rows)]
         source.add(sent[-len(rows) :] if rows else [])
@@ -279,6 +279,7 @@ def test_late_rows_need_a_group_that_ends(home: Home) -> None:
             backend.groupBy(timed(rows), "t").count(lateColumnName=7)  # type: ignore[arg-type]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("first", ["true", "false"])
 def test_batches_without_data_may_go_and_come_between_runs(first: str, home: Home, set_conf: Any) -> None:
     """Each brings a source, and Spark counts those: it ended with an assertion about sources."""

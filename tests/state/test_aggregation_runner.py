@@ -199,7 +199,7 @@ def test_batches_are_those_of_the_rules(
     if windows is None and mode == "update":
         pytest.skip("Spark has no sessions in output mode update")
     of = None if windows is None else TimeWindows(*(each * 1000 for each in windows))
-    for _ in range(4):
+    for _ in range(2):
         job, model = Job(aggregation(mode, of), rng.choice([3, 1000])), Model(mode, of)
         now = 500
         for batch in range(25):

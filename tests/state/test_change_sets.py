@@ -97,7 +97,7 @@ def random_rows(rng: random.Random) -> Rows:
 @pytest.mark.parametrize("kind", [processors, aggregates])
 def test_a_change_set_knows_no_order_of_rows_and_no_parts(kind: Callable[..., Any], rng: random.Random) -> None:
     schema = pa.schema([("k", pa.float64()), ("n", pa.int64()), ("x", pa.float64())])
-    for _ in range(10):
+    for _ in range(5):
         source, stored = MemorySource(), StateRegistry(KEY).to_wire()
         for batch in range(3):
             rows = random_rows(rng)
