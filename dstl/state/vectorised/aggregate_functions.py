@@ -1,12 +1,11 @@
 """Aggregates of many keys at once: they fold rows into the accumulators that state holds, and finish those.
 
-An accumulator is one or two columns of the operator's state. Results are those of Spark's functions of the same name:
+An accumulator is one to three columns of the operator's state. Results are those of Spark's functions of the same name:
 integers are summed as ``bigint``, nulls are left out, NaN is larger than any number.
 """
 
 from __future__ import annotations
 
-import decimal
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -32,6 +31,7 @@ from dstl.column_buffers import array_of, from_int64, numpy_of, of_kind, to_int6
 from dstl.errors import Invalid
 from dstl.state.codec.field_codec import INTEGERS, MICROSECONDS
 from dstl.state.frames.row_writer import arrow_schema
+from dstl.state.vectorised.decimals import DIGITS, divided, fitting, too_large
 from dstl.state.vectorised.exact_sums import exact_sums
 from dstl.state.vectorised.key_codes import Groups
 
@@ -48,7 +48,6 @@ _ORDERED = (
 )
 _I64 = np.iinfo(np.int64)
 _EXACT = 1 << 62  # half of what 64 bits hold: the prior sum has the other half
-_DIGITS = 60  # 38 of a value and 18 of a count of rows fit, and 256 bits hold 76
 _WITHOUT_ANSI = "set spark.sql.ansi.enabled=false, with which it is null, or add up a wider type under another name"
 
 Columns = Sequence[pa.Array]
@@ -181,8 +180,8 @@ class DecimalSum(Accumulator):
         codes, values = without_nulls(groups.codes, partial[0])
         kind = pa.decimal128(self.result.precision, self.result.scale)
         # Exact in so many digits: what does not fit then is no other number.
-        sums = _by_group(values.cast(pa.decimal256(_DIGITS, kind.scale)), codes, groups.count, "sum")
-        found = _fitting(sums, kind, "a sum", self._ansi)
+        sums = _by_group(values.cast(pa.decimal256(DIGITS, kind.scale)), codes, groups.count, "sum")
+        found = fitting(sums, kind, "a sum", self._ansi)
         lost |= numpy_of(pc.and_(sums.is_valid(), found.is_null()))
         return [pc.if_else(array_of(lost), None, found) if lost.any() else found, array_of(lost)]
 
@@ -241,7 +240,7 @@ class Mean(Accumulator):
         counts = numpy_of(accumulated[-1], 0)
         count = array_of(counts, counts == 0)
         if isinstance(self.result, DecimalType):
-            return _divided(sums, count, self.result, self._ansi)
+            return divided(sums, count, self.result, self._ansi)
         return pc.divide(sums, count.cast(pa.float64(), safe=False))
 
 
@@ -407,44 +406,9 @@ def _summed(column: pa.Array, groups: Groups, kind: pa.DataType, wraps: bool) ->
             return array_of(sums, mask)
     # Exact in so many digits: what does not fit then is an error, not another number.
     try:
-        return _by_group(column.cast(pa.decimal256(_DIGITS, 0)), codes, groups.count, "sum").cast(kind)
+        return _by_group(column.cast(pa.decimal256(DIGITS, 0)), codes, groups.count, "sum").cast(kind)
     except pa.ArrowInvalid as error:
-        raise _too_large("a sum", kind, error) from None
-
-
-def _fitting(numbers: pa.Array, kind: pa.DataType, what: str, ansi: bool) -> pa.Array:
-    """Return decimals as a type of fewer digits: what does not fit is null, or with ANSI an error."""
-    try:
-        return numbers.cast(kind)
-    except pa.ArrowInvalid as error:
-        if ansi:
-            raise _too_large(what, kind, error) from None
-    limit = pa.scalar(decimal.Decimal(10) ** (kind.precision - kind.scale), numbers.type)
-    return pc.if_else(pc.less(pc.abs(numbers), limit), numbers, None).cast(kind)
-
-
-def _too_large(what: str, kind: pa.DataType, error: pa.ArrowInvalid) -> Invalid:
-    return Invalid(
-        f"{what} does not fit {kind}: add up a wider type (cast to decimal(38, 0) or double, say) under another "
-        f"name: {error}"
-    )
-
-
-def _divided(sums: pa.Array, counts: pa.Array, kind: DecimalType, ansi: bool) -> pa.Array:
-    """Return the quotients, rounded half up in the last digit of ``kind``."""
-    # Whole numbers of that digit: decimals lose nothing so, and Arrow's own division cuts digits off.
-    whole = _with_scale(sums.cast(pa.decimal256(_DIGITS - 18, kind.scale)), 0)
-    count = counts.cast(pa.decimal256(20, 0))
-    half = pc.if_else(pc.less(whole, pa.scalar(decimal.Decimal(0), whole.type)), pc.negate(count), count)
-    found = pc.divide(pc.add(pc.add(whole, whole), half), pc.add(count, count))
-    found = _with_scale(found.cast(pa.decimal256(_DIGITS, 0), safe=False), kind.scale)
-    return _fitting(found, pa.decimal128(kind.precision, kind.scale), "a mean", ansi)
-
-
-def _with_scale(column: pa.Array, scale: int) -> pa.Array:
-    """Return the same digits with the point elsewhere."""
-    kind = pa.decimal256(column.type.precision, scale)
-    return pa.Array.from_buffers(kind, len(column), column.buffers(), column.null_count, column.offset)
+        raise too_large("a sum", kind, error) from None
 
 
 def _plus(prior: pa.Array, partial: pa.Array, wraps: bool) -> pa.Array:
@@ -452,5 +416,5 @@ def _plus(prior: pa.Array, partial: pa.Array, wraps: bool) -> pa.Array:
     try:
         both = (pc.add if wraps else pc.add_checked)(prior, partial)
     except pa.ArrowInvalid as error:
-        raise _too_large("a sum", prior.type, error) from None
+        raise too_large("a sum", prior.type, error) from None
     return pc.coalesce(both, prior, partial) if both.null_count else both
