@@ -88,6 +88,8 @@ def test_a_source_of_the_user_s_that_comes_is_refused_in_our_words(home: Home) -
             ["-", "-", '{"dstl_watermark": 5, "sparks": 3}'],
         ),
         (['{"tick": 5}', '{"dstl_once": 1}'], ["mine"], ['{"tick": 5}']),
+        (["{mine", "7", "5"], ["mine", "rate", "rate", "dstl_ticks"], ["{mine", "7", "5", "-"]),
+        (['{"dstl_ticks": {"0": 5}}'], ["Kafka", "dstl_ticks"], ['{"dstl_ticks": {"0": 5}}', "-"]),
     ],
 )
 def test_offsets_are_read_by_the_sources_that_a_query_has(
