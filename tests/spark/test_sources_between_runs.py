@@ -88,6 +88,8 @@ def test_a_source_of_the_user_s_that_comes_is_refused_in_our_words(home: Home) -
             ["-", "-", '{"dstl_watermark": 5, "sparks": 3}'],
         ),
         (['{"tick": 5}', '{"dstl_once": 1}'], ["mine"], ['{"tick": 5}']),
+        (["{mine", "7", "5"], ["mine", "rate", "rate", "dstl_ticks"], ["{mine", "7", "5", "-"]),
+        (['{"dstl_ticks": {"0": 5}}'], ["Kafka", "dstl_ticks"], ['{"dstl_ticks": {"0": 5}}', "-"]),
     ],
 )
 def test_offsets_are_read_by_the_sources_that_a_query_has(
@@ -108,3 +110,25 @@ def test_offsets_never_become_those_of_another_source(sources: list[str]) -> Non
 def test_initial_state_is_not_given_to_nobody_where_the_query_has_begun() -> None:
     with pytest.raises(Invalid, match="initialState is given in a query's first batch, and this one has begun without"):
         fitted_offsets(b'v1\n{}\n{"logOffset":1}\n{"dstl_ticks": 5}', ["file", "dstl_once", "dstl_ticks"])
+
+
+def test_offsets_with_numbers_are_refused_where_they_would_be_another_source_s(home: Home, set_conf: Any) -> None:
+    """A tick's offset was taken for that of initial state, which was given again, over what had been counted."""
+    set_conf({"spark.sql.streaming.offsetLog.formatVersion": "2"})
+    source = home.stream("k string, t timestamp")
+    start = home.spark.createDataFrame([("a", 100)], "k string, n long")
+    for brought in ({"tick": "1 hour"}, {"tick": "1 hour"}, {"initialState": start}):
+        source.add([{"k": "a", "t": "2026-03-01T10:00:00"}])
+        with home.backend(parallelism=1) as backend:
+            rows = source.read().union(source.read())
+            rows = rows.union(rows)  # of four relations two sources
+            counts = backend.groupBy(rows, "k").transformWithState(
+                Counts(), "k string, n long", "update", "processingTime", name="counts", **brought
+            )
+            if "tick" in brought:
+                got = source.collect(counts, backend)
+                continue
+            with pytest.raises(StreamingQueryException) as raised:
+                source.collect(counts, backend)
+    assert [row[1:] for row in got] == [("a", 8)]
+    assert "formatVersion=2, with which event time, tick= and initialState can neither come" in str(cause(raised.value))

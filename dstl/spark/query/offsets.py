@@ -33,6 +33,8 @@ def fitted_offsets(content: bytes, sources: Sequence[str]) -> bytes:
             of them, too. Or there is initial state, and was none.
     """
     lines = content.split(b"\n")
+    if lines[0] == b"v2":
+        _check_numbered(lines[_FIRST_OFFSET:], [name if name in _OURS else "" for name in sources])
     kinds = [_kind(line) for line in lines[_FIRST_OFFSET:]]
     wanted = [name if name in _OURS else "" for name in sources]
     if kinds == wanted or lines[0] != b"v1":
@@ -55,12 +57,34 @@ def fitted_offsets(content: bytes, sources: Sequence[str]) -> bytes:
     return b"\n".join((*lines[:_FIRST_OFFSET], *fitted))
 
 
+def _check_numbered(lines: Sequence[bytes], wanted: Sequence[str]) -> None:
+    """Refuse other sources where Spark has written each one's number in front of its offset, and lets any be missing.
+
+    Raises:
+        Invalid: It would give one's offset to another, and read a third from its start.
+    """
+    numbered = [line.partition(b":") for line in lines]
+    if not all(number.isdigit() for number, _, _ in numbered):
+        return  # sources of names, by which Spark finds them
+    kinds = {int(number): _kind(line) for number, _, line in numbered if line != _NOTHING}
+    given = [kinds.get(at, "" if name == ONCE else name) for at, name in enumerate(wanted)]
+    if given != list(wanted) or max(kinds, default=-1) >= len(wanted):
+        raise Invalid(
+            f"the offsets of this query are of {_said([kinds[at] for at in sorted(kinds)])}, and it has "
+            f"{_said(wanted)} now; they are of spark.sql.streaming.offsetLog.formatVersion=2, with which event time, "
+            "tick= and initialState can neither come in front of a source nor go: take the sources as they were, or "
+            "begin a new location with a savepoint (restore_from=)"
+        )
+
+
 def _kind(line: bytes) -> str:
     """Return the name of the source of ours whose offset this is; empty for another one's."""
-    if not line.startswith(b"{"):
+    try:
+        offset = json.loads(line)
+    except ValueError:  # an offset of a source of the user's is any text
         return ""
-    offset = json.loads(line)
-    return next((name for name in _OURS if name in offset), "")
+    # Ours are numbers: a topic of Kafka's may have such a name, too.
+    return next((name for name in _OURS if isinstance(offset, dict) and isinstance(offset.get(name), int)), "")
 
 
 def _places(kinds: Sequence[str]) -> list[int]:
