@@ -1,11 +1,14 @@
 """The contract of a store on an S3 server, and what every server must do that DSTL relies on."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
+from moto.s3.models import S3Backend
 
-from dstl.errors import AccessDenied
+from dstl.errors import AccessDenied, ObjectExists
 from dstl.options import S3Options
 from dstl.store import ObjectStore, S3Store, probe
 from dstl.store.s3_client import S3Client
@@ -40,6 +43,19 @@ class TestS3Store(StoreContract):
         # Three pages of a list, and three deletes, without the seconds that moto needs for 2,000 objects.
         monkeypatch.setattr("dstl.store.s3._PAGE", 50)
         return s3_store
+
+
+async def test_moto_gives_a_free_name_to_one_of_two_puts(s3_store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    stores = S3Backend.put_object
+
+    def late(*args: Any, **more: Any) -> Any:
+        time.sleep(0.02)
+        return stores(*args, **more)
+
+    monkeypatch.setattr(S3Backend, "put_object", late)
+    puts = [s3_store.put("name", body, if_absent=True) for body in (b"one", b"other")]
+    outcomes = await asyncio.gather(*puts, return_exceptions=True)
+    assert [type(one) for one in outcomes].count(ObjectExists) == 1
 
 
 async def test_the_probe_accepts_the_server(s3_store: S3Store) -> None:

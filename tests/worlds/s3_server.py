@@ -9,8 +9,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from io import BytesIO
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -60,8 +61,8 @@ class S3Server:
     """moto's S3 on a free port of the loopback interface, each request in a thread of its own.
 
     It honours conditional puts, ranges, multipart uploads and listings; it checks no signatures, repeats checksums
-    unchecked, and needs some CPU: use it for behaviour and not for timing. All servers of a process share one set of
-    buckets, so give every test its own bucket. Needs the ``dev`` extra (moto).
+    unchecked, writes one thing at a time, and needs some CPU: use it for behaviour and not for timing. All servers
+    of a process share one set of buckets, so give every test its own bucket. Needs the ``dev`` extra (moto).
 
     Example::
 
@@ -82,6 +83,7 @@ class S3Server:
         self.fired: list[tuple[str, str, str]] = []
         """Kind, method and path of every fault that was applied."""
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
         self._server: Any = None
         self._thread: threading.Thread | None = None
 
@@ -175,16 +177,15 @@ class S3Server:
                 if fault.kind == "short":
                     environ["CONTENT_LENGTH"] = str(int(environ["CONTENT_LENGTH"]) - 1)
                 fault = None
-            if fault is None:
-                return application(environ, _repeating(environ.get("HTTP_X_AMZ_CHECKSUM_CRC32C"), start))
             # The body is read in any case: a client that is still sending would see the wrong failure.
-            body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-            if fault.kind in ("lost", "stored"):
-                from io import BytesIO
-
-                environ["wsgi.input"] = BytesIO(body)
-                for _ in application(environ, lambda *_: lambda _: None):
-                    pass
+            environ["wsgi.input"] = BytesIO(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)))
+            # moto looks and then writes, without a lock: of two puts at once, both would find a name free.
+            with self._writing if method not in ("GET", "HEAD") else nullcontext():
+                if fault is None:
+                    return application(environ, _repeating(environ.get("HTTP_X_AMZ_CHECKSUM_CRC32C"), start))
+                if fault.kind in ("lost", "stored"):
+                    for _ in application(environ, lambda *_: lambda _: None):
+                        pass
             return _error(fault, start) if fault.kind in ("error", "stored") else _broken(environ)
 
         return serve
