@@ -35,24 +35,30 @@ def test_what_brings_a_source_may_come_and_go_between_runs(home: Home) -> None:
     source = home.stream("k string, t timestamp")
     start = home.spark.createDataFrame([("a", 100)], "k string, n long")
     got = []
-    runs: list[tuple[bool, dict[str, Any]]] = [
-        (False, {"initialState": start}),
-        (True, {"tick": "1 hour", "initialState": start}),
-        (True, {"initialState": start}),
-        (False, {"tick": "1 hour"}),
-        (False, {}),
+    runs: list[tuple[bool, str, dict[str, Any]]] = [
+        (False, "counts", {"initialState": start}),
+        (True, "counts", {"tick": "1 hour", "initialState": start}),
+        (True, "counts", {"initialState": start}),
+        (True, "others", {"initialState": start}),
+        (False, "counts", {"tick": "1 hour"}),
+        (False, "counts", {}),
     ]
-    for run, (in_front, brought) in enumerate(runs):
+    for run, (in_front, name, brought) in enumerate(runs):
         source.add([{"k": "a", "t": f"2026-03-01T10:{10 * run}:00"}])
         with home.backend(parallelism=1, allow_non_restored_state=True) as backend:
             df = source.read().withWatermark("t", "1 minute")
             if in_front:  # an operator with event time
                 df = backend.dropDuplicatesWithinWatermark(df, ["k", "t"], name="once")
             counts = backend.groupBy(df, "k").transformWithState(
-                Counts(), "k string, n long", "update", "processingTime", name="counts", **brought
+                Counts(), "k string, n long", "update", "processingTime", name=name, **brought
             )
-            got += source.collect(counts, backend)
-    assert [row[1:] for row in got] == [("a", n) for n in range(101, 106)]
+            if name == "counts":
+                got += source.collect(counts, backend)
+                continue
+            with pytest.raises(StreamingQueryException) as raised:  # silently without its initial state, it was
+                source.collect(counts, backend)
+            assert "operator 'others': initialState is given in a query's first batch" in str(cause(raised.value))
+    assert [row[1:] for row in got] == [("a", n) for n in range(101, 107)]
 
 
 def test_a_source_of_the_user_s_that_comes_is_refused_in_our_words(home: Home) -> None:
@@ -87,7 +93,7 @@ def test_a_source_of_the_user_s_that_comes_is_refused_in_our_words(home: Home) -
             ["file", "dstl_ticks", "dstl_watermark"],
             ["-", "-", '{"dstl_watermark": 5, "sparks": 3}'],
         ),
-        (['{"tick": 5}', '{"dstl_once": 1}'], ["mine"], ['{"tick": 5}']),
+        (['{"tick": 5}', '{"dstl_once counts": 1}'], ["mine"], ['{"tick": 5}']),
         (["{mine", "7", "5"], ["mine", "rate", "rate", "dstl_ticks"], ["{mine", "7", "5", "-"]),
         (['{"dstl_ticks": {"0": 5}}'], ["Kafka", "dstl_ticks"], ['{"dstl_ticks": {"0": 5}}', "-"]),
     ],
@@ -108,8 +114,10 @@ def test_offsets_never_become_those_of_another_source(sources: list[str]) -> Non
 
 
 def test_initial_state_is_not_given_to_nobody_where_the_query_has_begun() -> None:
-    with pytest.raises(Invalid, match="initialState is given in a query's first batch, and this one has begun without"):
-        fitted_offsets(b'v1\n{}\n{"logOffset":1}\n{"dstl_ticks": 5}', ["file", "dstl_once", "dstl_ticks"])
+    record = b'v1\n{}\n{"logOffset":1}\n{"dstl_once wins": 1}\n{"dstl_ticks": 5}'
+    with pytest.raises(Invalid, match="operator 'counts': initialState is given in a query's first batch, and this"):
+        fitted_offsets(record, ["file", "dstl_once counts", "dstl_ticks"])
+    assert fitted_offsets(record, ["file", "dstl_ticks", "dstl_once wins"]).endswith(b'5}\n{"dstl_once wins": 1}')
 
 
 def test_offsets_with_numbers_are_refused_where_they_would_be_another_source_s(home: Home, set_conf: Any) -> None:

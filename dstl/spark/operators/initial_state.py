@@ -60,7 +60,7 @@ def with_initial_state(df: DataFrame, initial: DataFrame, definition: TaskDefini
     kind = initial.select(state.alias("s")).schema["s"].dataType
     rows = df.withColumn(INITIAL_STATE_COLUMN, F.lit(None).cast(kind))
     # The one row is broadcast to the state's, however many: as a join's streamed side the state stays distributed.
-    once = initial.join(F.broadcast(one_row_once(df.sparkSession))) if df.isStreaming else initial
+    once = initial.join(F.broadcast(one_row_once(df.sparkSession, definition.uid))) if df.isStreaming else initial
     columns = []
     for field in rows.schema.fields:
         if field.name in definition.by:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 
 from dstl.errors import Invalid
-from dstl.spark.query.ticks import ONCE, TICKS
+from dstl.spark.query.ticks import TICKS, once_of
 from dstl.spark.query.watermark_batches import WATERMARKS
 
 _FIRST_OFFSET = 2
@@ -18,7 +18,7 @@ _FIRST_OFFSET = 2
 
 _NOTHING = b"-"
 """What Spark records of a source that has brought nothing yet."""
-_OURS = (WATERMARKS, TICKS, ONCE)
+_INITIAL = once_of("")
 
 
 def fitted_offsets(content: bytes, sources: Sequence[str]) -> bytes:
@@ -26,17 +26,17 @@ def fitted_offsets(content: bytes, sources: Sequence[str]) -> bytes:
 
     Args:
         content: The record, as some run has written it.
-        sources: Names of the query's sources, in Spark's order.
+        sources: Names of the query's sources, in Spark's order, those of initial state with their operators.
 
     Raises:
         Invalid: The sources that are not ours are others, or stand in other places, by which Spark finds what it keeps
-            of them, too. Or there is initial state, and was none.
+            of them, too. Or an operator has initial state that had none when the query began.
     """
     lines = content.split(b"\n")
+    wanted = [name if _is_ours(name) else "" for name in sources]
     if lines[0] == b"v2":
-        _check_numbered(lines[_FIRST_OFFSET:], [name if name in _OURS else "" for name in sources])
+        _check_numbered(lines[_FIRST_OFFSET:], wanted)
     kinds = [_kind(line) for line in lines[_FIRST_OFFSET:]]
-    wanted = [name if name in _OURS else "" for name in sources]
     if kinds == wanted or lines[0] != b"v1":
         return content
     if _places(kinds) != _places(wanted):
@@ -47,11 +47,12 @@ def fitted_offsets(content: bytes, sources: Sequence[str]) -> bytes:
             "spark.sql.streaming.noDataMicroBatches.enabled=false: windows then end with the next rows); or begin a "
             "new location with a savepoint (restore_from=)"
         )
-    if wanted.count(ONCE) > kinds.count(ONCE):
-        raise Invalid(
-            "initialState is given in a query's first batch, and this one has begun without: leave it out, or begin a "
-            "new location, whose sources are read from their start"
-        )
+    for kind in wanted:
+        if kind.startswith(_INITIAL) and wanted.count(kind) > kinds.count(kind):
+            raise Invalid(
+                f"operator {kind.removeprefix(_INITIAL)!r}: initialState is given in a query's first batch, and this "
+                "one has begun without: leave it out, or begin a new location, whose sources are read from their start"
+            )
     left = {kind: [line for line in lines[_FIRST_OFFSET:] if _kind(line) == kind] for kind in {*kinds, *wanted}}
     fitted = [left[kind].pop(0) if left[kind] else _NOTHING for kind in wanted]
     return b"\n".join((*lines[:_FIRST_OFFSET], *fitted))
@@ -67,7 +68,7 @@ def _check_numbered(lines: Sequence[bytes], wanted: Sequence[str]) -> None:
     if not all(number.isdigit() for number, _, _ in numbered):
         return  # sources of names, by which Spark finds them
     kinds = {int(number): _kind(line) for number, _, line in numbered if line != _NOTHING}
-    given = [kinds.get(at, "" if name == ONCE else name) for at, name in enumerate(wanted)]
+    given = [kinds.get(at, "" if name.startswith(_INITIAL) else name) for at, name in enumerate(wanted)]
     if given != list(wanted) or max(kinds, default=-1) >= len(wanted):
         raise Invalid(
             f"the offsets of this query are of {_said([kinds[at] for at in sorted(kinds)])}, and it has "
@@ -84,7 +85,12 @@ def _kind(line: bytes) -> str:
     except ValueError:  # an offset of a source of the user's is any text
         return ""
     # Ours are numbers: a topic of Kafka's may have such a name, too.
-    return next((name for name in _OURS if isinstance(offset, dict) and isinstance(offset.get(name), int)), "")
+    found = offset.items() if isinstance(offset, dict) else ()
+    return next((name for name, value in found if _is_ours(name) and isinstance(value, int)), "")
+
+
+def _is_ours(source: str) -> bool:
+    return source in (WATERMARKS, TICKS) or source.startswith(_INITIAL)
 
 
 def _places(kinds: Sequence[str]) -> list[int]:

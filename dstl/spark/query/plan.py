@@ -8,6 +8,8 @@ from typing import Any, Literal
 from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
 
+from dstl.spark.query.ticks import ONCE, once_of
+
 _STATEFUL = frozenset(
     (
         "Aggregate",
@@ -97,8 +99,12 @@ def nodes_of(plan: Any) -> Iterator[Any]:
 
 
 def sources_of(plan: Any) -> list[str]:
-    """Return the names of the sources of a stream's logical plan, in the order in which Spark keeps their offsets."""
-    return [str(node.sourceName()) for node in nodes_of(plan) if node.nodeName() in _SOURCES]
+    """Return the names of the sources of a stream's logical plan, in the order in which Spark keeps their offsets.
+
+    A source of initial state is named with its operator, as its offset is.
+    """
+    names = ((str(node.sourceName()), node) for node in nodes_of(plan) if node.nodeName() in _SOURCES)
+    return [once_of(node.extraOptions().get("operator")) if name == ONCE else name for name, node in names]
 
 
 def counted_operator(node: Any) -> str | None:

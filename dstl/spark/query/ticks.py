@@ -30,7 +30,7 @@ except ImportError:  # before Spark 4.2: such a query then takes everything that
     SupportsTriggerAvailableNow = object
 
 TICKS, ONCE = "dstl_ticks", "dstl_once"
-"""The names of the sources, and those of their offsets."""
+"""The names of the sources, with which the names of their offsets begin."""
 _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _UNITS = {"millisecond": 1, "ms": 1, "second": 1000, "s": 1000, "minute": 60_000, "min": 60_000, "hour": 3_600_000}
 """Milliseconds of each unit, as Spark's intervals name them."""
@@ -73,7 +73,11 @@ class TickSource(DataSource):  # type: ignore[misc]
 
 
 class OnceSource(TickSource):
-    """A streaming source of one row, once in the query's life: in its first batch, and whenever that runs again."""
+    """A streaming source of one row, once in the query's life: in its first batch, and whenever that runs again.
+
+    Options:
+        operator: Name of the operator that is given the row: its offset is that operator's, and no other one's.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -82,7 +86,7 @@ class OnceSource(TickSource):
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
         """Return the reader of the offset and the row."""
-        return _OnceReader()
+        return _OnceReader(once_of(self.options["operator"]))
 
 
 class _TickReader(QuietReader):
@@ -104,17 +108,20 @@ class _TickReader(QuietReader):
 
 
 class _OnceReader(QuietReader):
+    def __init__(self, name: str) -> None:
+        self._name = name
+
     def initialOffset(self) -> dict[str, int]:
-        return {ONCE: 0}
+        return {self._name: 0}
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, int]:
-        return {ONCE: 1}
+        return {self._name: 1}
 
     def prepareForTriggerAvailableNow(self) -> None:
         """There is one offset only."""
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        return [InputPartition(end[ONCE])]
+        return [InputPartition(end[self._name])]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
         yield (partition.value,)
@@ -156,9 +163,19 @@ def with_batches_of(df: DataFrame, source: Any, column: str) -> DataFrame:
     return df.union(source.load().where(F.col(column) < 0).select(*nulls_for(df)))
 
 
-def one_row_once(session: SparkSession) -> DataFrame:
-    """Return a stream of one row in the query's first batch and none in any other, by Spark's own record of offsets."""
-    return python_source(session, OnceSource).load()
+def once_of(operator: str) -> str:
+    """Return the name of the offset of an operator's initial state."""
+    return f"{ONCE} {operator}"
+
+
+def one_row_once(session: SparkSession, operator: str) -> DataFrame:
+    """Return a stream of one row in the query's first batch and none in any other, by Spark's own record of offsets.
+
+    Args:
+        session: The query's session.
+        operator: Name of the operator that is given the row.
+    """
+    return python_source(session, OnceSource).option("operator", operator).load()
 
 
 def with_marks(df: DataFrame, partitions: int) -> DataFrame:
