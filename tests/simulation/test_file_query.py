@@ -15,11 +15,17 @@ FORMER = (408, 2003, 2007, 2009, 2010, 2019, 2036, 3185, 5031, 5147, 5188, 26112
 """Seeds that have found something once."""
 
 
-def test_drawn_seeds_hold_every_invariant() -> None:
+@pytest.mark.drawn(4)
+@pytest.mark.parametrize("seed", FORMER)
+def test_a_seed_that_has_found_something_once_holds(seed: int) -> None:
+    assert run_file_seed(seed).violations == []
+
+
+def test_faults_happen_and_a_drawn_seed_breaks_no_invariant() -> None:
     faults: Counter[FaultKind] = Counter()
     batches = handed_over = 0
-    print(f"seeds {FORMER} and {START}")
-    for seed in (*FORMER, START):  # those of ``test_simulation.py`` are drawn, too
+    print(f"seeds 7 and {START}")
+    for seed in (7, START):
         result = run_file_seed(seed)
         assert not result.violations, result.violations
         faults.update(result.faults)
@@ -27,9 +33,10 @@ def test_drawn_seeds_hold_every_invariant() -> None:
         handed_over += result.handed_over
     assert batches > 12
     assert handed_over > 0
-    assert faults[FaultKind.DRIVER_CRASH] > 0
+    assert faults[FaultKind.TASK_MANAGER_CRASH] > 0
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("commit", ["now", "with-next"])
 @pytest.mark.parametrize("durability", ["commit", "task"])
 def test_without_faults_every_run_goes_on_where_the_last_one_was(commit: str, durability: str) -> None:

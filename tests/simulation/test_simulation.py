@@ -27,10 +27,16 @@ def check(found: Summary) -> None:
     assert not failed, f"python -m tests.simulation --seeds 1 --start {failed[0][0]}: {failed}"
 
 
-def test_seeds_that_have_failed_once_hold_under_every_fault() -> None:
+@pytest.mark.drawn(5)
+@pytest.mark.parametrize("number", [each["number"] for each in FAILED])
+def test_a_seed_that_has_failed_once_holds(number: int) -> None:
     """They catch what a change breaks."""
-    found = run_seeds(each["number"] for each in FAILED)
-    more = iter(range(30))  # for a fault that their worlds have no more
+    check(run_seeds([number]))
+
+
+def test_every_fault_happens_and_breaks_no_invariant() -> None:
+    # Small worlds that have nearly all of them, and more where a change has made them others.
+    found, more = run_seeds((15, 2, 22, 5, 26, 21, 3670983358, 3946877371)), iter(range(30))
     while found.missing and (number := next(more, None)) is not None:
         found.join(run_seeds([number]))
     check(found)
@@ -42,7 +48,7 @@ def test_seeds_that_have_failed_once_hold_under_every_fault() -> None:
     assert found.cleanings > 0
 
 
-def test_every_invariant_holds_under_every_fault(seed: int) -> None:
+def test_drawn_seeds_hold_every_invariant(seed: int) -> None:
     """Drawn seeds, which are printed to be replayed, look for what nobody has seen yet."""
     check(run_seeds(range(seed, seed + SEEDS)))
 
@@ -76,7 +82,7 @@ run_seeds(map(int, sys.argv[1:]), jobs=2, on_result=tell)
 print(json.dumps(traces))
 """
     # The last one has several hosts of files: they were asked in the order of a set.
-    numbers = (seed, seed + 1, 1578801532)
+    numbers = (seed, 1578801532)
     shared = subprocess.run(
         [sys.executable, "-c", program, *map(str, numbers)],
         env={**os.environ, "PYTHONHASHSEED": "1"},
