@@ -13,6 +13,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from dstl.errors import Invalid
 from dstl.spark import cause
 from dstl.spark.query.offsets import fitted_offsets
+from dstl.spark.query.ticks import SupportsTriggerAvailableNow
 
 
 class Counts(StatefulProcessor):
@@ -44,7 +45,8 @@ def test_what_brings_a_source_may_come_and_go_between_runs(home: Home) -> None:
         (False, "counts", {}),
     ]
     for run, (in_front, name, brought) in enumerate(runs):
-        source.add([{"k": "a", "t": f"2026-03-01T10:{10 * run}:00"}])
+        if name == "counts":
+            source.add([{"k": "a", "t": f"2026-03-01T10:{10 * run}:00"}])
         with home.backend(parallelism=1, allow_non_restored_state=True) as backend:
             df = source.read().withWatermark("t", "1 minute")
             if in_front:  # an operator with event time
@@ -58,7 +60,7 @@ def test_what_brings_a_source_may_come_and_go_between_runs(home: Home) -> None:
             with pytest.raises(StreamingQueryException) as raised:  # silently without its initial state, it was
                 source.collect(counts, backend)
             assert "operator 'others': initialState is given in a query's first batch" in str(cause(raised.value))
-    assert [row[1:] for row in got] == [("a", n) for n in range(101, 107)]
+    assert [row[1:] for row in got] == [("a", n) for n in range(101, 106)]
 
 
 def test_a_source_of_the_user_s_that_comes_is_refused_in_our_words(home: Home) -> None:
@@ -120,6 +122,7 @@ def test_initial_state_is_not_given_to_nobody_where_the_query_has_begun() -> Non
     assert fitted_offsets(record, ["file", "dstl_ticks", "dstl_once wins"]).endswith(b'5}\n{"dstl_once wins": 1}')
 
 
+@pytest.mark.skipif(SupportsTriggerAvailableNow is object, reason="before Spark 4.2 offsets have no numbers")
 def test_offsets_with_numbers_are_refused_where_they_would_be_another_source_s(home: Home, set_conf: Any) -> None:
     """A tick's offset was taken for that of initial state, which was given again, over what had been counted."""
     set_conf({"spark.sql.streaming.offsetLog.formatVersion": "2"})

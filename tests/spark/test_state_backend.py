@@ -155,9 +155,10 @@ def test_a_task_that_fails_while_its_batch_is_run_again_fails_the_query_by_its_o
 
 @pytest.mark.parametrize(("inline", "parallelism"), [(0, 4), (64 << 10, 64)])
 def test_the_requests_of_a_checkpoint_do_not_depend_on_the_partitions(
-    home: Home, inline: int, parallelism: int
+    home: Home, inline: int, parallelism: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that is stored is counted, Spark's own files too; the figures of either way are those of all parallelisms."""
+    monkeypatch.setenv("DSTL_MATERIALIZATION_INTERVAL_S", "3600")  # bases are published in a record of their own
     source, requests = home.stream(), set[int]()
     for batch in range(3):
         source.add(rows_of_batch(batch))
