@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -51,38 +51,44 @@ class QuietReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         """Keep nothing, so that there is nothing to let go."""
 
 
-class TickSource(DataSource):  # type: ignore[misc]
-    """A streaming source with one integer column and no row, driven by the clock of the driver's host.
+class OurSource(DataSource):  # type: ignore[misc]
+    """A streaming source with one integer column."""
+
+    NAME: ClassVar[str]
+    COLUMN: ClassVar[str] = "offset"
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's name for ``spark.readStream``."""
+        return cls.NAME
+
+    def schema(self) -> str:
+        """Return the source's schema."""
+        return f"{self.COLUMN} long"
+
+
+class TickSource(OurSource):
+    """A source without rows, driven by the clock of the driver's host.
 
     Options:
         interval_ms: Milliseconds between ticks, each of which is a new offset.
     """
 
-    @classmethod
-    def name(cls) -> str:
-        """Return the format's name for ``spark.readStream``."""
-        return TICKS
-
-    def schema(self) -> str:
-        """Return the source's schema."""
-        return "tick long"
+    NAME = TICKS
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
         """Return the reader of offsets and rows."""
         return _TickReader(int(self.options["interval_ms"]))
 
 
-class OnceSource(TickSource):
-    """A streaming source of one row, once in the query's life: in its first batch, and whenever that runs again.
+class OnceSource(OurSource):
+    """A source of one row, once in the query's life: in its first batch, and whenever that runs again.
 
     Options:
         operator: Name of the operator that is given the row: its offset is that operator's, and no other one's.
     """
 
-    @classmethod
-    def name(cls) -> str:
-        """Return the format's name for ``spark.readStream``."""
-        return ONCE
+    NAME = ONCE
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
         """Return the reader of the offset and the row."""
@@ -148,19 +154,18 @@ def interval_ms(text: str, what: str) -> int:
 
 def with_ticks(df: DataFrame, interval: int) -> DataFrame:
     """Return the same rows from a stream that has a batch at least every ``interval`` milliseconds."""
-    return with_batches_of(df, python_source(df.sparkSession, TickSource).option("interval_ms", str(interval)), "tick")
+    return with_batches_of(df, python_source(df.sparkSession, TickSource).option("interval_ms", str(interval)))
 
 
-def with_batches_of(df: DataFrame, source: Any, column: str) -> DataFrame:
-    """Return the same rows from a stream that also has a batch whenever another source has something new.
+def with_batches_of(df: DataFrame, source: Any) -> DataFrame:
+    """Return the same rows from a stream that also has a batch whenever a source of ours has something new.
 
     Args:
         df: The rows.
-        source: The other source's reader.
-        column: Its column.
+        source: The source's reader.
     """
     # No constant condition: Spark would see that there is nothing to read and leave the source out.
-    return df.union(source.load().where(F.col(column) < 0).select(*nulls_for(df)))
+    return df.union(source.load().where(F.col(OurSource.COLUMN) < 0).select(*nulls_for(df)))
 
 
 def once_of(operator: str) -> str:
@@ -196,7 +201,7 @@ def with_marks(df: DataFrame, partitions: int) -> DataFrame:
     return df.union(DataFrame(made, session).select(*nulls_for(df, (KEY_GROUP_COLUMN,))))
 
 
-def python_source(session: SparkSession, source: type[DataSource]) -> Any:
+def python_source(session: SparkSession, source: type[OurSource]) -> Any:
     """Return the reader of a stream of one of our sources.
 
     Raises:

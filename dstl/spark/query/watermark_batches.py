@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
-from pyspark.sql.datasource import DataSource
 
-from dstl.spark.query.ticks import QuietReader, python_source, with_batches_of
+from dstl.spark.query.ticks import OurSource, QuietReader, python_source, with_batches_of
 from materializer.local_disk import ScratchDirectory
 
 if TYPE_CHECKING:
@@ -71,21 +70,14 @@ class WatermarkFile:
             directory.close()
 
 
-class WatermarkSource(DataSource):  # type: ignore[misc]
-    """A streaming source without rows, whose offset are the watermarks in a file.
+class WatermarkSource(OurSource):
+    """A source without rows, whose offset are the watermarks in a file.
 
     Options:
         path: The file.
     """
 
-    @classmethod
-    def name(cls) -> str:
-        """Return the format's name for ``spark.readStream``."""
-        return WATERMARKS
-
-    def schema(self) -> str:
-        """Return the source's schema."""
-        return "watermark long"
+    NAME = WATERMARKS
 
     def streamReader(self, schema: Any) -> _WatermarkReader:
         """Return the reader of offsets."""
@@ -126,5 +118,4 @@ def with_watermark_batches(df: DataFrame, file: WatermarkFile, begin_ms: Callabl
     session = df.sparkSession
     if str(session.conf.get(_NO_DATA_BATCHES, "true")).lower() != "true":
         return df
-    source = python_source(session, WatermarkSource).option("path", file.path(begin_ms))
-    return with_batches_of(df, source, "watermark")
+    return with_batches_of(df, python_source(session, WatermarkSource).option("path", file.path(begin_ms)))
