@@ -206,7 +206,12 @@ async def call_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 
     So what the thread writes to (a table) or reads from (a snapshot) may be closed as soon as this has ended.
     """
-    running = asyncio.get_running_loop().run_in_executor(None, partial(work, *args, **kwargs))
+    return await to_its_end(asyncio.get_running_loop().run_in_executor(None, partial(work, *args, **kwargs)))
+
+
+async def to_its_end(work: Awaitable[T]) -> T:
+    """Wait for something; a cancelled caller waits for it all the same."""
+    running = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

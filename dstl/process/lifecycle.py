@@ -24,7 +24,7 @@ from dstl.rpc.codec import Call, R
 from dstl.rpc.fleet_messages import Enlist, Register
 from dstl.rpc.handshake import Role
 from dstl.rpc.server import RpcServer
-from dstl.runtime import Runtime, call_in_thread, closed_after, end_tasks, system_runtime
+from dstl.runtime import Runtime, call_in_thread, closed_after, end_tasks, system_runtime, to_its_end
 from dstl.store import open_store
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.probe import check_place
@@ -190,7 +190,8 @@ class ProcessLife:
     ) -> AsyncIterator[tuple[Address, Callable[[], Awaitable[None]]]]:
         """Serve tables of key groups, or files of this host, and yield where, and what hands them over at the end."""
         await call_in_thread(sweep_scratch_directories)
-        async with AsyncExitStack() as stack:
+        stack = AsyncExitStack()
+        try:
             scratch = stack.enter_context(closing(ScratchDirectory()))
             if config.location:
                 server, hand_over = self._open_tables(config, scratch, stack), _hand_nothing_over
@@ -206,6 +207,9 @@ class ProcessLife:
                 stack.push_async_callback(host.close)
                 server, hand_over = host.service.server, host.hand_over
             yield await self._listen(server, scratch), hand_over
+        finally:
+            # The process may be told to end while its coordinator's end closes it.
+            await to_its_end(stack.aclose())
 
     def _open_tables(self, config: FileConfig, scratch: ScratchDirectory, stack: AsyncExitStack) -> RpcServer:
         stores = [

@@ -23,6 +23,7 @@ import pytest
 from dstl.errors import AccessDenied
 from dstl.process import launch_spec
 from dstl.process.launch_spec import LaunchSpec, TaskManagerProcess, launch_detached
+from dstl.process.lifecycle import ProcessLife
 from dstl.rpc.async_connection import AsyncConnection
 from dstl.rpc.client import Address
 from dstl.rpc.fleet_messages import Enlist, Enlisted, ReadMetrics, Register
@@ -31,6 +32,7 @@ from dstl.rpc.messages import Done
 from dstl.rpc.protocol import Secret
 from dstl.rpc.server import Peer, RpcServer
 from dstl.taskmanager.config import TaskManagerConfig
+from dstl.taskmanager.task_manager import TaskManager
 
 CANARY = b"canary-0123456789abcdef-canary"
 PATIENCE_S = 30.0
@@ -301,6 +303,32 @@ async def test_one_that_starts_while_its_driver_ends_says_nothing(
         process.stop()
     assert process._process.returncode == 0
     assert "ERROR" not in capfd.readouterr().err
+
+
+async def test_one_whose_driver_ends_while_it_closes_closes_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What materializes went on in a loop that was ending, and logged an error."""
+    closing, closed, goes_on, ended = (asyncio.Event() for _ in range(4))
+    close = TaskManager.close
+
+    async def slowly(task_manager: TaskManager) -> None:
+        closing.set()
+        await goes_on.wait()
+        await close(task_manager)
+        closed.set()
+
+    monkeypatch.setattr(TaskManager, "close", slowly)
+    async with coordinating() as (coordinator, spec):
+        life = asyncio.ensure_future(ProcessLife(spec).run(ended))
+        await coordinator.member()
+        await coordinator.server.close()
+        async with asyncio.timeout(PATIENCE_S):
+            await closing.wait()
+            ended.set()
+            await asyncio.sleep(0.1)
+            assert not life.done()
+            goes_on.set()
+            await life
+    assert closed.is_set()
 
 
 async def test_one_that_hangs_is_killed() -> None:
