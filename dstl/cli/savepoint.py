@@ -112,7 +112,11 @@ def _function(place: str) -> Any:
     try:
         found = runpy.run_path(file).get(name)
     except OSError as error:
-        raise Invalid(f"{file} cannot be read: {error.strerror}") from None
+        raise Invalid(f"{file} cannot be read: {error}") from None
+    except Exception as error:
+        from dstl.state.processor_errors import raised_by  # needs PySpark, as its functions do
+
+        raise raised_by(f"{file}, which is run for its functions,", error) from None
     if not callable(found):
         raise Invalid(f"{file} has no function {name!r}")
     return found

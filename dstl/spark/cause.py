@@ -53,9 +53,10 @@ def cause(error: BaseException) -> DstlError | None:
 
 
 def reason(error: BaseException) -> str:
-    """Return, for a message, what went wrong in the JVM first: some 200 characters of it, without its frames."""
-    words = str(error).rpartition("\nCaused by: ")[2]
-    return clip(words.partition("\n\tat ")[0].strip())
+    """Return, for a message, what went wrong first: some 200 characters of a JVM, or the error and frames of Python."""
+    words = _END.split(str(error).rpartition("\nCaused by: ")[2], maxsplit=1)[0].strip()
+    at = words.find(_TRACEBACK)
+    return clip(words) if at < 0 else f"{words[_behind_frames(words, at + len(_TRACEBACK)) :]}\n{words[at:]}"
 
 
 def _in_text(text: str) -> DstlError | None:

@@ -11,7 +11,6 @@ from pyspark.errors import PySparkRuntimeError
 
 from dstl.errors import DstlError, Invalid, UserCodeError
 
-_HERE = os.path.dirname(__file__)
 _MAX_TEXT = 16_000  # the last hundred lines or two of a traceback, which are the user's
 
 
@@ -52,16 +51,23 @@ def user_code_error(error: Exception, processor: object, operator: str, key: Any
     if len(shown) > 300:
         shown = shown[:300] + "..."
     where = "" if key is None else f" for key {shown}"
+    return raised_by(f"{type(processor).__name__} of operator {operator!r}", error, where)
+
+
+def raised_by(who: str, error: Exception, where: str = "") -> UserCodeError:
+    """Return the error that says what somebody's code raised, with its own frames of the traceback."""
     lines = traceback.format_exception(type(error), error, _own_frames(error.__traceback__))
     text = "".join(lines).rstrip()[-_MAX_TEXT:]
-    return UserCodeError(
-        f"{type(processor).__name__} of operator {operator!r} raised {type(error).__name__}{where}: {error}\n{text}"
-    )
+    return UserCodeError(f"{who} raised {type(error).__name__}{where}: {error}\n{text}")
 
 
 def _own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Leave out our frames above the user's first one."""
+    """Leave out our frames above the user's first one: those of the directory that has caught it."""
     first = trace
-    while first is not None and os.path.dirname(first.tb_frame.f_code.co_filename) == _HERE:
+    while first is not None and trace is not None and _directory(first) == _directory(trace):
         first = first.tb_next
     return first if first is not None else trace
+
+
+def _directory(trace: TracebackType) -> str:
+    return os.path.dirname(trace.tb_frame.f_code.co_filename)

@@ -282,7 +282,26 @@ def test_operators_that_are_not_named_are_copied_byte_by_byte(home: Home) -> Non
     assert done.exit_code == 0, done.output
 
 
+def raises(*_: Any) -> Any:
+    raise LookupError("who is that?")
+
+
 WRONG: dict[str, tuple[str, Any, str]] = {
+    "a function that raises": (
+        "total",
+        raises,
+        r"(?s)state 'total' of operator 'everything': its function raised LookupError: who is that\?.*, in raises\n",
+    ),
+    "a column that is not there": (
+        "total",
+        lambda rows: rows.select("nope"),
+        "its function raised AnalysisException: ",
+    ),
+    "a function of rows that raises": (
+        "total",
+        lambda rows: rows.withColumn("value", F.struct(F.udf(raises, "long")("value.total").alias("total"))),
+        r"(?s)cannot make the states of 'wrong': LookupError: who is that\?\nTraceback .*, in raises\n",
+    ),
     "no such state": (
         "nope",
         lambda rows: rows,
@@ -387,6 +406,7 @@ def test_the_command_line_makes_one_with_functions_of_a_file(home: Home, saved: 
         "def doubled(rows):\n"
         "    return rows.withColumn('value', F.struct((F.col('value.total') * 2).alias('total')))\n"
     )
+    (home.path / "wrong.py").write_text("doubled")
 
     def transform(*more: str) -> Any:
         return CliRunner().invoke(savepoint_cli, ["transform", location, name, "new", "--to", str(home.path), *more])
@@ -407,7 +427,8 @@ def test_the_command_line_makes_one_with_functions_of_a_file(home: Home, saved: 
     for wrong, said in (
         (f"everything:total={home.path}/fix.py:tripled", "fix.py has no function 'tripled'"),
         (f"total={home.path}/fix.py:doubled", "does not begin with OPERATOR:STATE"),
-        (f"everything:total={home.path}/none.py:doubled", "none.py cannot be read: No such file or directory"),
+        (f"everything:total={home.path}/none.py:doubled", "none.py cannot be read: [Errno 2] No such file or"),
+        (f"everything:total={home.path}/wrong.py:doubled", "wrong.py, which is run for its functions, raised NameErr"),
         ("everything:total=doubled", "not of the form FILE.py:FUNCTION"),
     ):
         refused = transform(f"--change={wrong}")

@@ -32,6 +32,7 @@ from dstl.state.codec.stored_schema import schema_to_json
 from dstl.state.codec.value_columns import ValueColumns
 from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.frames.row_writer import arrow_schema_of
+from dstl.state.processor_errors import raised_by
 from dstl.state.registry import StateRegistry
 from dstl.store import open_store
 from dstl.store.base import ObjectStore
@@ -89,7 +90,7 @@ def transform_savepoint(
 
     Raises:
         Invalid: No such operator or state; columns or types that the state cannot have; a null key or value, or two
-            rows with one key. Nothing was written.
+            rows with one key; a function raised (``UserCodeError``). Nothing was written.
         MissingState: There is no such savepoint.
         CorruptData: It is damaged.
         ObjectExists: The target is taken.
@@ -165,7 +166,10 @@ class _Plan:
         rows = self._read(uid, decoder)
         if KEY in schema.names:
             rows = rows.withColumn(KEY, self._checked(registry, rows[KEY], rows[GROUP], rows[KEY]))
-        made = transform(rows.drop(GROUP))
+        try:
+            made = transform(rows.drop(GROUP))
+        except Exception as error:
+            raise cause(error) or raised_by(f"{what}: its function", error) from error
         descriptor, frame = self._frame(what, registry, descriptor, schema, made)
         self._changed.setdefault(uid, {})[state] = descriptor, frame.entries(descriptor)
 
