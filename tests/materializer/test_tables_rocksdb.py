@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dstl.errors import Closed, CorruptData, Invalid, Unavailable
+from dstl.option_sources import resolve
 from dstl.options import RocksDBOptions
 from materializer.tables import RocksDBStateTable, StateTable, columns, open_table
 from materializer.tables.rocksdb_engine import write_buffer_for
@@ -307,3 +308,22 @@ def test_a_small_state_has_a_small_write_buffer() -> None:
     sizes = [0, 1 << 20, 64 << 20, 128 << 20, 1 << 30, 1 << 40]
     assert [write_buffer_for(options, size) >> 20 for size in sizes] == [4, 4, 8, 16, 32, 32]
     assert write_buffer_for(RocksDBOptions(write_buffer_bytes=1 << 20), 1 << 40) == 1 << 20
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, field in RocksDBOptions.model_fields.items() if field.annotation is int]
+)
+def test_an_option_that_rocksdb_does_not_take_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    """It ended each TaskManager in turn, or the disk was to be looked at."""
+    least, most = (each.ge if hasattr(each, "ge") else each.le for each in RocksDBOptions.model_fields[name].metadata)
+    for way, value in ("least", least), ("most", most):
+        options = RocksDBOptions.model_validate(SMALL.model_dump() | {name: value})
+        with closing(open_table("rocksdb", tmp_path / way, rocksdb=options)) as table:
+            table.apply(changes(put(1, 0, b"a", b"", b"1")))
+            table.prepare_snapshot()
+        for source in (
+            ({f"DSTL_ROCKSDB_{name.upper()}": str(1 << 64)}, {}),
+            ({}, {f"spark.dstl.rocksdb.{name}": 1 << 64}),
+        ):
+            with pytest.raises(Invalid, match=f"(?i){name}: input should be less than or equal to {most}"):
+                resolve("rocksdb", RocksDBOptions, None, *source)
