@@ -146,12 +146,17 @@ def _is_behind(asked: _Asked) -> DstlError:
 
 
 def _no_parent(asked: _Asked) -> DstlError:
-    held = ", ".join(str(c.batch_id) for c in asked.completed) or "none"
+    held = ", ".join(str(c.batch_id) for c in asked.completed)
+    missing = (
+        f"it is missing (held: {held}). Where it was there and is lost, bring it back, or start with "
+        "restore='previous', which goes on without it"
+        if held
+        else "this location has none"
+    )
     return MissingState(
-        f"batch {asked.batch_id} needs the checkpoint of batch {asked.batch_id - 1}, which Spark has committed, and it "
-        f"is missing (held: {held}). Where it was there and is lost, bring it back, or start with "
-        "restore='previous', which goes on without it. A checkpoint directory that comes from another place needs the "
-        "state that belongs to it: start with restore_from=, or with a new location"
+        f"batch {asked.batch_id} needs the checkpoint of batch {asked.batch_id - 1}, which Spark has committed, and "
+        f"{missing}. A checkpoint directory that comes from another place needs the state that belongs to it: start "
+        "with restore_from=, or with a new location"
     )
 
 
