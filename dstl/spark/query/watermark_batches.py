@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ from materializer.local_disk import ScratchDirectory
 if TYPE_CHECKING:
     # The source's process would load pydantic, too.
     from handles.checkpoint import CompletedCheckpoint
+
+_log = logging.getLogger(__name__)
 
 WATERMARKS = "dstl_watermark"
 """The source's name, and that of its offset."""
@@ -49,15 +52,22 @@ class WatermarkFile:
         return str(self._directory.path / _FILE)
 
     def write(self, watermark_ms: int | None = None, *, sparks_ms: int | None = None) -> None:
-        """Let the next batch go by these watermarks, Unix milliseconds; None leaves one as it is."""
+        """Let the next batch go by these watermarks, Unix milliseconds; None leaves one as it is.
+
+        Where the disk takes no file, no batch without rows is made for them.
+        """
         told = {WATERMARKS: watermark_ms, "sparks": sparks_ms}
         marks = self._marks | {name: mark for name, mark in told.items() if mark is not None}
         if self._directory is None or marks == self._marks:
             return
         staged = self._directory.path / f"{_FILE}.new"
-        staged.write_text(json.dumps(marks))
-        staged.replace(self._directory.path / _FILE)
-        self._marks = marks
+        try:
+            staged.write_text(json.dumps(marks))
+            staged.replace(self._directory.path / _FILE)
+        except OSError as error:
+            _log.warning("%s: what is due by the watermark comes with the next rows: %s", staged, error.strerror)
+        else:
+            self._marks = marks
 
     def follow(self, completed: Sequence[CompletedCheckpoint]) -> None:
         """Let the next batch go by the watermark of the last of these checkpoints."""
