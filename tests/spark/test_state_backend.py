@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.checkpoint.report import CheckpointReport
-from dstl.errors import UserCodeError
+from dstl.errors import Invalid, UserCodeError
 from dstl.files.inspection import roll_back
 from dstl.options import BatchingOptions, ClusterOptions, RocksDBOptions
 from dstl.runtime import system_runtime
@@ -69,6 +69,16 @@ def test_a_second_backend_at_the_port_of_one_that_was_closed_is_called_by_the_sa
         with home.backend(parallelism=2, cluster=cluster) as backend:
             source.drain(totals(backend, source.read()), backend)
     assert {row[0]: row[1:] for row in source.output(TOTAL) if row[2] == 3} == expected_totals(3)
+
+
+def test_a_port_that_another_driver_has_is_refused_by_its_option(home: Home) -> None:
+    """It was a bare OSError."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            Invalid, match=rf"cannot listen at 127.0.0.1:{port} .*address already in use\): cluster.port"
+        ):
+            home.backend(cluster=ClusterOptions(port=port))
 
 
 def test_options_of_rocksdb_reach_its_tables(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
