@@ -80,6 +80,7 @@ class ExpectedOperator:
         watermark_delay_ms: How far its own watermark stays behind the latest event time; None where it has none.
         key_columns: Names of its grouping columns; without them only their types are compared with a checkpoint's.
         follows: Whose watermark it goes by where it has event time and no watermark of its own.
+        has_initial_state: Its first batch has rows of initial state.
     """
 
     uid: str
@@ -89,6 +90,7 @@ class ExpectedOperator:
     watermark_delay_ms: int | None = None
     key_columns: Sequence[str] = ()
     follows: Follows | None = None
+    has_initial_state: bool = False
 
 
 class StateCatalogue:
@@ -129,8 +131,8 @@ class StateCatalogue:
         """Settle the states of a run, given the checkpoint that it starts from.
 
         Raises:
-            Invalid: An operator is missing from the query, its key columns have other types or names, or its states
-                cannot follow the checkpoint's.
+            Invalid: An operator is missing from the query, its key columns have other types or names, its states cannot
+                follow the checkpoint's, or initial state would be given over that of a savepoint.
         """
         stored = {entry.uid: entry for entry in parent.operators} if parent else {}
         missing = [entry for uid, entry in stored.items() if uid not in self._expected]
@@ -145,6 +147,11 @@ class StateCatalogue:
                 raise Invalid(
                     f"operator {uid!r} groups by ({expected.key_types}), but its checkpoint by "
                     f"({stored[uid].key_types}): group as before, or give the operator another name"
+                )
+            if uid in stored and expected.has_initial_state and parent is not None and parent.batch_id < 0:
+                raise Invalid(
+                    f"operator {uid!r}: its initialState would be given over its state from the savepoint, in the "
+                    "first batch of a new checkpoint directory: leave it out"
                 )
         check_key_columns({uid: each.key_columns for uid, each in self._expected.items()}, stored)
         known = {uid: entry.registry for uid, entry in stored.items() if entry.registry}

@@ -130,7 +130,8 @@ class StateBackend(StatefulOperators, ReadableStates):
             has checkpoints of its own they come first, so the argument may stay. Parallelism, table kind and number of
             TaskManagers may differ from those of the savepoint's query; ``max_parallelism`` may not. It holds no
             source offsets: start with the ``checkpointLocation`` of the savepoint's query, as it was then; with a new
-            one the sources are read from their start (a warning says so). Leave ``initial_state`` out.
+            one the sources are read from their start (a warning says so), and ``initialState`` is refused for an
+            operator that the savepoint has.
         restore_mode: ``no_claim`` copies the savepoint's files before the first batch: from the first checkpoint on the
             job is independent of it. ``claim`` copies nothing: the savepoint, which has to be in this very location,
             becomes the job's own, and its files are deleted as the job needs them no more.

@@ -146,7 +146,14 @@ class TaskDefinition(OperatorPlace, ABC):
         delay_ms, follows = (time.own_delay_ms, time.follows) if time else (None, None)
         service.expect(
             ExpectedOperator(
-                self.uid, self.parallelism, self.key_types, self.resolve, delay_ms, key_columns=self.by, follows=follows
+                self.uid,
+                self.parallelism,
+                self.key_types,
+                self.resolve,
+                delay_ms,
+                key_columns=self.by,
+                follows=follows,
+                has_initial_state=self.has_initial_state,
             )
         )
 

@@ -63,6 +63,33 @@ def test_what_brings_a_source_may_come_and_go_between_runs(home: Home) -> None:
     assert [row[1:] for row in got] == [("a", n) for n in range(101, 106)]
 
 
+def test_initial_state_is_not_given_over_a_savepoint_s(home: Home) -> None:
+    """In a new checkpoint directory it was: what a processor keeps took the place of what the savepoint had."""
+    source = home.stream("k string, t timestamp")
+    source.add([{"k": "a", "t": "2026-03-01T10:00:00"}])
+    start = home.spark.createDataFrame([("a", 100)], "k string, n long")
+
+    def run(place: str, saved: str | None, **brought: Any) -> list[tuple[Any, ...]]:
+        with home.backend(place, parallelism=1, restore_from=saved) as backend:
+            counts = backend.groupBy(source.read(), "k").transformWithState(
+                Counts(), "k string, n long", "update", "processingTime", name="counts", **brought
+            )
+            got = source.collect(counts, backend)
+            if saved is None:
+                backend.savepoint("saved")
+            return got
+
+    assert run("state", None, initialState=start) == [(0, "a", 101)]
+    source.carry_over(home.path / "state", home.path / "copied")
+    source.add([{"k": "a", "t": "2026-03-01T10:00:00"}])
+    saved = f"{home.path}/state/savepoints/saved"
+    assert run("copied", saved, initialState=start) == [(1, "a", 102)]
+    with pytest.raises(StreamingQueryException, match="'counts': its initialState would be given over its state from"):
+        run("new", saved, initialState=start)
+    # Its sources are read from their start, as is said.
+    assert run("new", saved) == [(0, "a", 102), (1, "a", 103)]
+
+
 def test_a_source_of_the_user_s_that_comes_is_refused_in_our_words(home: Home) -> None:
     source, other = home.stream("k string, t timestamp"), home.stream("k string, t timestamp")
     source.add([{"k": "a", "t": "2026-03-01T10:00:00"}])
