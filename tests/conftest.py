@@ -1,5 +1,6 @@
 """Shared fixtures; the seed of every run is printed, so that a failure can be replayed with ``DSTL_TEST_SEED``."""
 
+import gc
 import os
 import random
 import shutil
@@ -36,10 +37,11 @@ if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM:
 
 # A JVM of a test lives for seconds: the second compiler and a parallel collector cost it more than they give it.
 # Nor need it verify the classes of Spark's jars, or start the shells of Hadoop's file system by way of a helper.
+# Without that compiler it would have a fifth of the room for code, and look all the time for what may go from there.
 os.environ.setdefault(
     "JDK_JAVA_OPTIONS",
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote "
-    "-Djdk.lang.Process.launchMechanism=VFORK",
+    "-Djdk.lang.Process.launchMechanism=VFORK -XX:ReservedCodeCacheSize=240m",
 )
 
 LONGEST = (
@@ -61,6 +63,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_report_header() -> str:
     return f"DSTL_TEST_SEED={SEED}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Leave the garbage alone while tests are imported: there is hardly any, and to look for it is a third of the work.
+
+    Afterwards it is not looked for among the modules and the thousands of tests.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

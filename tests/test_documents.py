@@ -28,6 +28,16 @@ OTHERS = {
     "visits.py",
 }
 """Names of Spark, Flink and S3, of a logger, a placeholder, and a reader's file."""
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+NAMED: dict[type[ast.AST], str] = {
+    **dict.fromkeys((*DOCUMENTED[1:], ast.alias, ast.ExceptHandler), "name"),
+    ast.Name: "id",
+    ast.Attribute: "attr",
+    ast.arg: "arg",
+    ast.keyword: "arg",
+    ast.Constant: "value",
+}
+"""The field of a node that is a word of the code."""
 
 _TICKED = re.compile(r"``([^`\n]+)``|(?<!`)`([^`\n]+)`(?!`)")
 _ROLE = re.compile(r":(?:mod|class|func|meth|data|attr):`(?:[^`<]*<)?~?([\w.]+)>?`")
@@ -48,10 +58,6 @@ TREE = _tracked()
 SOURCES = sorted(name for name in TREE if name.endswith(".py"))
 
 
-def _nodes(name: str) -> Iterator[ast.AST]:
-    return ast.walk(ast.parse((ROOT / name).read_text()))
-
-
 @cache
 def _tests() -> set[str]:
     sources = "\n".join((ROOT / name).read_text() for name in SOURCES if name.startswith("tests/"))
@@ -59,32 +65,30 @@ def _tests() -> set[str]:
 
 
 @cache
-def _docstrings(name: str) -> list[str]:
-    found = (node.value for node in _nodes(name) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-    return [each.value for each in found if isinstance(each.value, str)]
-
-
-def _words(name: str) -> Iterator[str]:
-    """Yield the words of a module's code, strings included, without comments and docstrings."""
-    said = set(_docstrings(name))
-    for node in _nodes(name):
-        for field in ("id", "attr", "name", "arg", "value"):
-            text = getattr(node, field, None)
-            if isinstance(text, str) and text not in said:
-                yield from re.findall(r"\w+", text)
+def _parsed(name: str) -> tuple[list[str], set[str], list[str]]:
+    """Return a module's docstrings, the words of its code, strings included, and the titles of what it documents."""
+    said, texts, titles = [], set(), []
+    for node in ast.walk(ast.parse((ROOT / name).read_text())):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            said.append(node.value.value)
+        elif isinstance(node, DOCUMENTED):
+            titles.append((ast.get_docstring(node, clean=False) or "").partition("\n")[0])
+        if (field := NAMED.get(type(node))) and isinstance(text := getattr(node, field), str):
+            texts.add(text)
+    return said, set(re.findall(r"\w+", "\n".join(texts.difference(said)))), titles
 
 
 @cache
 def _classes() -> set[str]:
     java = {Path(name).stem for name in TREE if name.endswith(".java")}
-    return {word for name in SOURCES if not name.startswith("tests/") for word in _words(name)} | OTHERS | java
+    return {word for name in SOURCES if not name.startswith("tests/") for word in _parsed(name)[1]} | OTHERS | java
 
 
 def _texts() -> Iterator[tuple[str, str]]:
     for name in DOCUMENTS:
         yield name, (ROOT / name).read_text()
     for name in SOURCES:
-        yield name, "\n".join(_docstrings(name))
+        yield name, "\n".join(_parsed(name)[0])
 
 
 def _missing(text: str, where: str = "") -> str | None:
@@ -167,9 +171,7 @@ def test_no_docstring_begins_with_a_clause() -> None:
     clause = re.compile(r"(What|Where|Which|How|Who|When|Whether|Why)\b")
     wrong = []
     for name in SOURCES:
-        for node in _nodes(name) if name.startswith(ROOMS) else ():
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                title = (ast.get_docstring(node) or "").partition("\n")[0]
-                if clause.match(title):
-                    wrong.append(f"{name}: {title}")
+        for title in _parsed(name)[2] if name.startswith(ROOMS) else ():
+            if clause.match(title):
+                wrong.append(f"{name}: {title}")
     assert wrong == []

@@ -60,8 +60,9 @@ def test_slow_periods_are_told_apart(capsys, tmp_path):
 
 
 def test_criticality_measures_what_a_checkpoint_waits_for(capsys):
-    every = figures(capsys, "--model", "flip158-5mb")
-    few = figures(capsys, "--model", "flip158-5mb", "--criticality", "0.2")
+    every, few = (
+        figures(capsys, "--model", "flip158-5mb", "--puts", "4000", "--criticality", share) for share in ("1", "0.2")
+    )
     assert few["hedged"]["p999"] < every["hedged"]["p999"]
     assert few["hedged"]["extra_requests"] <= 0.055
 

@@ -99,7 +99,7 @@ def test_the_page_of_costs_has_what_the_benchmark_computes() -> None:
 
 
 def test_memory(capsys) -> None:
-    assert memory.main(["--state-mb", "2", "--keys", "100000", "--json"]) == 0
+    assert memory.main(["--state-mb", "2", "--keys", "60000", "--json"]) == 0
     found = _figures(capsys)
     assert found["payload_bytes_per_key"] == 108
     assert 108 < found["dict"]["bytes_per_key"] < 400
@@ -111,10 +111,10 @@ def test_memory(capsys) -> None:
 
 
 def test_row(capsys) -> None:
-    assert row.main(["--keys", "3000", "--batch", "700", "--rounds", "2", "--profile", "--json"]) == 0
+    assert row.main(["--keys", "1000", "--batch", "300", "--rounds", "2", "--profile", "--json"]) == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out.splitlines()[-1])
-    assert found["keys"] == 3000
+    assert found["keys"] == 1000
     spent = found["us_per_key"]
     assert set(spent) == {"row", "tuple", "first", "get", "generator_floor", "loop_floor", "row_alone"}
     assert 0 < spent["loop_floor"] < spent["generator_floor"]

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from dstl.spark import jar_path
 from worlds import driver_process
-from worlds.driver_process import LOCAL
+from worlds.driver_process import INTERPRETED, LOCAL
 
 # Of the session and of the programs that tests start, whichever comes first.
 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -33,19 +33,19 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     work = tmp_path_factory.mktemp("spark")
     conf = {
         **LOCAL,
+        **INTERPRETED,
         # For the tests of queries without a StateBackend; the others do not notice.
         "spark.jars": jar_path(),
         "spark.plugins": "dstl.spark.DstlPlugin",
         "spark.dstl.python": sys.executable,
         "spark.sql.shuffle.partitions": "3",
         "spark.sql.session.timeZone": "UTC",
-        # A query of a few rows costs more to compile than to interpret; of the two managers of Spark's own checkpoint
-        # directory, this one starts no shell for each link that it looks for.
+        # Of the two managers of Spark's own checkpoint directory, this one starts no shell for each link that it looks
+        # for. A query that waits for rows lists its directory at each look.
+        "spark.sql.streaming.pollingDelay": "100ms",
         "spark.sql.streaming.checkpointFileManagerClass": (
             "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
         ),
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.adaptive.enabled": "false",
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.warehouse.dir": str(work / "warehouse"),

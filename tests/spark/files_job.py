@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from dstl.spark import StateBackend, jar_path
-from tests.worlds.driver_process import LOCAL, session
+from tests.worlds.driver_process import INTERPRETED, LOCAL, session
 
 STORE = "spark.sql.streaming.stateStore"
 RESTARTS = 8
@@ -23,6 +23,7 @@ RESTARTS = 8
 def main(directory: Path, version: str, master: str) -> int:
     conf = {
         **LOCAL,
+        **INTERPRETED,
         "spark.jars": jar_path(),
         "spark.plugins": "dstl.spark.DstlPlugin",
         "spark.dstl.python": sys.executable,

@@ -76,7 +76,7 @@ class Stream:
         if batches is None:
             query.trigger(availableNow=True).start().awaitTermination()
             return sorted(got, key=repr)
-        running = query.start()
+        running = query.trigger(processingTime="1 second").start()  # few more than those
         ended, done = time.monotonic() + 200, -1
         while running.isActive and done < batches - 1 and time.monotonic() < ended:
             time.sleep(0.05)

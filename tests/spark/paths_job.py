@@ -21,7 +21,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from bench._files_process import interpreter
 from dstl.spark import StateBackend, jar_path
-from tests.worlds.driver_process import LOCAL, session
+from tests.worlds.driver_process import INTERPRETED, LOCAL, session
 
 ODD = ["state/2024/11/job", "sources/1/x", "offsets/5/q", "state/0/0"]
 STOPPED = 5
@@ -34,12 +34,12 @@ class Application:
         self.directory, self.run = directory, run
         conf = {
             **LOCAL,
+            **INTERPRETED,
             "spark.jars": jar_path(),
             "spark.plugins": "dstl.spark.DstlPlugin",
             "spark.dstl.python": interpreter(directory),
             "spark.local.dir": str(directory / "local"),
             "spark.sql.shuffle.partitions": "2",
-            "spark.sql.codegen.wholeStage": "false",
             "spark.sql.streaming.queryEvolution.enableSourceEvolution": "true",
         }
         self.spark = session("paths", {"master": "local[4]", "conf": conf})

@@ -35,6 +35,8 @@ def main(servers: str, directory: str, total: int, batch_of_death: int, place: i
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.codegen.wholeStage", "false")
+        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         .getOrCreate()
     )
     catalog = SqlCatalog("shop", uri="sqlite:///catalog.db", warehouse=f"file://{directory}/warehouse")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from worlds import standalone_cluster
-from worlds.driver_process import LOCAL, DriverProcess
+from worlds.driver_process import INTERPRETED, LOCAL, DriverProcess
 from worlds.standalone_cluster import QUICK
 
 PATIENCE_S = 150.0
@@ -21,6 +21,7 @@ class StandaloneCluster(standalone_cluster.StandaloneCluster):
     def driver(self, work: Path, **config: Any) -> "Driver":
         conf = {
             **LOCAL,
+            **INTERPRETED,
             "spark.driver.extraJavaOptions": QUICK,
             "spark.executor.cores": "1",
             "spark.executor.memory": "512m",

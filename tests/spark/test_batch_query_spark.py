@@ -219,12 +219,9 @@ class Counts(StatefulProcessor):
         yield Row(k=key[0], n=self.n.get()[0], blobs=len(list(self.blob.get())))
 
 
-@pytest.mark.parametrize("adaptive", ["true", "false"])
-def test_a_key_of_many_arrow_batches_is_one_call_and_keeps_what_it_has_written(
-    home: Home, set_conf: Any, adaptive: str
-) -> None:
+def test_a_key_of_many_arrow_batches_is_one_call_and_keeps_what_it_has_written(home: Home, set_conf: Any) -> None:
     # 20 MB of state in a partition: more than the part size at which a streaming task sends what it has written.
-    set_conf({"spark.sql.adaptive.enabled": adaptive, "spark.sql.execution.arrow.maxRecordsPerBatch": "700"})
+    set_conf({"spark.sql.execution.arrow.maxRecordsPerBatch": "700"})
     df = home.spark.range(120_000).select((F.col("id") % 7).cast("string").alias("k"))
     with home.backend(parallelism=2) as backend:
         out = backend.groupBy(df, "k").transformWithState(Counts(), "k string, n long, blobs int", "append", "none")
@@ -232,6 +229,7 @@ def test_a_key_of_many_arrow_batches_is_one_call_and_keeps_what_it_has_written(
         want = sorted((k, n, -(-n // 500)) for k, n in per_key.items())
         assert collected(out) == want
         # What follows is planned over it as over any DataFrame: it is scanned twice, joined and aggregated.
+        set_conf({"spark.sql.adaptive.enabled": "true"})
         joined = out.join(out.select("k", F.col("n").alias("again")), "k").where("n = again")
         assert joined.agg(F.sum("n")).first()[0] == 120_000
 

@@ -105,7 +105,7 @@ def test_every_key_sees_every_rule_over_restarts_with_other_parallelism(home: Ho
     for style, parallelism, members in (("row", 3, 1), ("pandas", 1, 2), ("row", 5, 2)):
         want: dict[int, list[tuple[Any, ...]]] = {}
         given = [([], []) if style == "pandas" else ([{"id": "u", "version": 0, "least": 50, "gone": False}], [])]
-        for some_rules, some_rows in [*given, *habits(rng, 3, batch + 1)]:
+        for some_rules, some_rows in [*given, *habits(rng, 2, batch + 1)]:
             rules.add(some_rules)
             rows.add(some_rows)
             want[batch] = sorted(model.batch(some_rules, some_rows), key=repr)

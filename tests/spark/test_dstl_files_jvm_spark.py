@@ -11,7 +11,7 @@ from home import Home
 
 from dstl.jvm.build import spark_jars
 from dstl.spark import jar_path
-from worlds.driver_process import LOCAL
+from worlds.driver_process import INTERPRETED, LOCAL
 from worlds.java import compiled
 
 SOURCE = Path(__file__).with_name("java") / "CountJob.java"
@@ -50,11 +50,10 @@ def _run(job: Path, rows: Path, work: Path) -> None:
         "spark.plugins": "dstl.spark.DstlPlugin",
         "spark.dstl.python": sys.executable,
         **LOCAL,
+        **INTERPRETED,
         "spark.local.dir": str(work / "local"),
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     }
     command = [str(home.parent / "bin" / "spark-submit"), "--master", "local[2]", "--class", "CountJob"]
     command += ["--jars", jar_path(), *(word for name, value in conf.items() for word in ("--conf", f"{name}={value}"))]

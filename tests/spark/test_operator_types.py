@@ -115,6 +115,8 @@ def test_types_that_sparks_own_refuses_are_kept(home: Home) -> None:
                 Keeps(), "k string, seen string, v variant, dt interval day to second", "append", "none"
             )
             out.append(source.collect(kept.selectExpr("k", "seen", "to_json(v)", "cast(dt as string)"), backend))
+            if n == 1:
+                continue
             held = [backend.read_state(home.spark, name) for name in ("last", "all", "by")]
             last = held[0].selectExpr("to_json(value.v)", "cast(value.dt as string)", "value.m").collect()
             lists = held[1].selectExpr("to_json(value.v[0])", "value.ym").collect()

@@ -163,7 +163,7 @@ def test_a_task_that_fails_while_its_batch_is_run_again_fails_the_query_by_its_o
     assert "no such rate" in str(error)
 
 
-@pytest.mark.parametrize(("inline", "parallelism"), [(0, 4), (64 << 10, 64)])
+@pytest.mark.parametrize(("inline", "parallelism"), [(0, 4), (64 << 10, 16)])
 def test_the_requests_of_a_checkpoint_do_not_depend_on_the_partitions(
     home: Home, inline: int, parallelism: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,42 +3,18 @@
 That of one, late rows and restarts are in ``test_windows_spark.py`` and ``test_timers_spark.py``.
 """
 
+import datetime as dt
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from home import Home
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StatefulProcessor
 
-pytestmark = pytest.mark.usefixtures("rocksdb", "same_batches")
+from dstl.checkpoint.report import CheckpointReport
 
-OUTPUT = "k string, what string, at long, n long, mark long"
-WINDOW_S = 10
-
-
-class Windows(StatefulProcessor):
-    """Counts a key's rows by windows of ten seconds; says what it sees, and each window when it is over."""
-
-    def init(self, handle: Any) -> None:
-        self.handle = handle
-        self.counts = handle.getMapState("counts", "w long", "n long")
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        for i in sorted(row.i for row in rows):
-            window = i // WINDOW_S * WINDOW_S
-            before = self.counts.getValue((window,))[0] if self.counts.containsKey((window,)) else 0
-            self.counts.updateValue((window,), (before + 1,))
-            self.handle.registerTimer((window + WINDOW_S) * 1000)
-            yield Row(k=key[0], what="row", at=i, n=before + 1, mark=timerValues.getCurrentWatermarkInMs())
-
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
-        window = expiredTimerInfo.getExpiryTimeInMs() // 1000 - WINDOW_S
-        n = self.counts.getValue((window,))[0]
-        self.counts.removeKey((window,))
-        yield Row(k=key[0], what="window", at=window, n=n, mark=timerValues.getCurrentWatermarkInMs())
+pytestmark = pytest.mark.usefixtures("one_partition", "same_batches")
 
 
 def event_times(rng: random.Random, batches: int, start: int = 0) -> list[list[int]]:
@@ -61,15 +37,29 @@ def timed(df: DataFrame) -> DataFrame:
     return df.withColumn("t", F.timestamp_seconds("i")).withWatermark("t", "2500 milliseconds")
 
 
+def counted(grouped: Any, at: int, **mode: Any) -> DataFrame:
+    """Windows of a second, each put out when it is over: few watermarks put out the same."""
+    counts: DataFrame = grouped.count(**mode)
+    return counts.select(F.lit(at).alias("of"), "k", F.unix_seconds("window.start"), "count")
+
+
+def run(df: DataFrame, location: str) -> tuple[list[tuple[Any, ...]], dict[int, int]]:
+    """Process everything that is there; return what came out of each batch, and by which watermark it went."""
+    got: list[tuple[Any, ...]] = []
+    writer = df.writeStream.foreachBatch(lambda out, batch: got.extend((batch, *row) for row in out.collect()))
+    query = writer.option("checkpointLocation", location).trigger(availableNow=True).start()
+    query.awaitTermination()
+    told = {each.batchId: dt.datetime.fromisoformat(each.eventTime["watermark"]) for each in query.recentProgress}
+    return sorted(got), {batch: round(mark.timestamp() * 1000) for batch, mark in told.items()}
+
+
 def test_two_operators_go_by_the_slower_and_one_that_pauses_holds_it_as_in_spark(
     home: Home, rng: random.Random
 ) -> None:
     """Where a run begins both have rows: Spark forgets there what an operator has seen, and we do not."""
     sources = [home.stream("k string, i long") for _ in range(2)]
     frames = [timed(source.read()) for source in sources]
-    what = (Windows(), OUTPUT, "append", "eventTime")
-    first, second = (frame.groupBy("k").transformWithState(*what) for frame in frames)
-    want, ours = [], []
+    window, rows_came_out = F.window("t", "1 second"), 0
     for number in range(2):
         for at, source in enumerate(sources):
             times = [[500 * number + 90 + at], *event_times(rng, 3, 500 * number)]
@@ -79,9 +69,20 @@ def test_two_operators_go_by_the_slower_and_one_that_pauses_holds_it_as_in_spark
                 times.insert(0, [])  # no row so far: the other one's do not count
             for rows in rows_of(times, rng):
                 source.add(rows)
-        want += sources[0].collect(first.union(second), "native")
+        one, other = (counted(frame.groupBy(window, "k"), at) for at, frame in enumerate(frames))
+        want, want_marks = run(one.union(other), str(home.path / "native"))
+        marks: dict[int, set[int]] = {}
         with home.backend(parallelism=2) as backend:
-            one, other = (backend.groupBy(frame, "k").transformWithState(*what) for frame in frames)
-            ours += sources[0].collect(one.union(other), backend)
-        assert sorted(ours) == sorted(want), f"run {number}"
-    assert any(row[2] == "window" for row in want)
+
+            def note(report: Any, marks: dict[int, set[int]] = marks) -> None:
+                if isinstance(report, CheckpointReport):
+                    marks[report.batch_id] = set(report.watermarks.values())
+
+            backend.add_listener(note)
+            one, other = (
+                counted(backend.groupBy(frame, window, "k"), at, outputMode="append") for at, frame in enumerate(frames)
+            )
+            ours, _ = run(one.union(other), backend.checkpoint_location)
+        assert (ours, marks) == (want, {batch: {mark} for batch, mark in want_marks.items()}), f"run {number}"
+        rows_came_out += len(want)
+    assert rows_came_out

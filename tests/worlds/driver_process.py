@@ -28,6 +28,9 @@ LOCAL = {
 }
 """Options of every session here: nothing of it is seen from outside of the machine."""
 
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Options of sessions of tests: a query of a few rows costs more to compile than to interpret."""
+
 _out = threading.Lock()
 
 
