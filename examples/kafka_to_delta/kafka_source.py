@@ -39,9 +39,12 @@ class KafkaReader(DataSourceStreamReader):
     def initialOffset(self):
         return {str(p): low for p, (low, _) in self._bounds().items()}
 
-    def latestOffset(self, start, limit):
+    def latestOffset(self, start=None, limit=None):
         """Return where a batch ends: this is what Spark keeps, and what a batch that runs again is read by."""
-        return {str(p): min(high, start.get(str(p), 0) + self.most) for p, (_, high) in self._bounds().items()}
+        ends = {str(p): high for p, (_, high) in self._bounds().items()}
+        if start is None:  # Spark before 4.2 tells none
+            return ends
+        return {p: min(high, start.get(p, 0) + self.most) for p, high in ends.items()}
 
     def partitions(self, start, end):
         return [Stretch(int(p), start.get(p, 0), stop) for p, stop in end.items() if stop > start.get(p, 0)]

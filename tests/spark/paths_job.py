@@ -47,8 +47,9 @@ class Application:
         self.seen: dict[str, Any] = {}
 
     def rows(self, name: str) -> DataFrame:
-        reader = self.spark.readStream.name(name).schema("k long").option("maxFilesPerTrigger", 1)
-        return reader.json(str(self.directory / "in"))
+        reader = self.spark.readStream
+        reader = reader.name(name) if hasattr(reader, "name") else reader  # before Spark 4.2 sources have none
+        return reader.schema("k long").option("maxFilesPerTrigger", 1).json(str(self.directory / "in"))
 
     def counted(self, location: str, name: str = "clicks") -> tuple[Any, list[Any]]:
         """Start a count; returns the query, and the batches that its sink gets."""

@@ -420,35 +420,6 @@ def test_windows_and_duplicates_that_cannot_be_are_refused(home: Home) -> None:
         assert agg(on=plain, mode="update", name="windows").isStreaming
 
 
-def test_arrow_batches_without_a_limit_are_refused_where_a_source_in_python_is_needed(
-    home: Home, set_conf: Any
-) -> None:
-    source = home.stream("k string, v long, ts timestamp")
-    source.add([{"k": "a", "v": 1, "ts": "2024-01-01 00:00:00"}, {"k": "a", "v": 2, "ts": "2024-01-01 00:00:01"}])
-    df = source.read().withWatermark("ts", "1 second")
-    first = home.spark.createDataFrame([("a", 1)], "k string, v long").groupBy("k")
-    rows = "spark.sql.execution.arrow.maxRecordsPerBatch"
-    with home.backend(parallelism=1) as backend:
-
-        def run(df: Any, time_mode: Any = "none", **given: Any) -> Any:
-            return backend.groupBy(df, "k").transformWithState(Counts(), OUTPUT, "append", time_mode, **given)
-
-        for limit in ("0", "-1"):
-            set_conf({rows: limit})
-            for define in (
-                lambda: backend.dropDuplicatesWithinWatermark(df, ["k"]),
-                lambda: run(source.read(), "processingTime", tick="1 second"),
-                lambda: run(source.read(), initialState=first),
-            ):
-                with pytest.raises(Invalid, match=rf"{rows}={limit}: .* set it to 2147483647"):
-                    define()
-    # What the message says.
-    set_conf({rows: "2147483647"})
-    with home.backend("other", parallelism=1) as backend:
-        source.drain(backend.dropDuplicatesWithinWatermark(df, ["k"], name="once"), backend)
-    assert [row[0] for row in source.output("k string")] == ["a"]
-
-
 @pytest.mark.parametrize("mode", ["update", "complete"])
 def test_an_aggregate_of_groups_that_come_again_is_refused(mode: Any, home: Home) -> None:
     """Before, each change of a group counted, without a word."""

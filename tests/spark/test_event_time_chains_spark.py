@@ -15,17 +15,12 @@ from pyspark.sql.streaming import StatefulProcessor
 from dstl.errors import Invalid
 from dstl.spark import StateBackend, cause
 from dstl.spark.listener import CheckpointReport
-from dstl.spark.query.ticks import SupportsTriggerAvailableNow
 
 pytestmark = pytest.mark.usefixtures("rocksdb")
 
 TIMED = "k string, i long, mark long, ts timestamp"
 SEEN = "k string, what string, mark long"
 DELAY = "2 seconds"
-
-batch_by_batch = pytest.mark.skipif(
-    SupportsTriggerAvailableNow is object, reason="before Spark 4.2 a source in Python makes one batch of all there is"
-)
 
 
 def moment(seconds: float) -> dt.datetime:
@@ -105,7 +100,6 @@ def chains(group: Callable[..., Any], df: DataFrame, third: bool) -> DataFrame:
     return second.union(behind).union(shown)
 
 
-@batch_by_batch
 @pytest.mark.parametrize("more", [0, pytest.param(3, marks=pytest.mark.long)])
 def test_operators_in_a_row_are_as_sparks_batch_by_batch_over_a_restart(
     home: Home, rng: random.Random, more: int
@@ -171,7 +165,6 @@ def behind_a_union(grouped: Grouped, _: Callable[..., Any], df: DataFrame, other
     return shown({"both": grouped(both, [F.window("t", "10 seconds"), "k"], F.count("*"), F.sum("i"))})
 
 
-@batch_by_batch
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("query", [aggregates_in_a_row, behind_a_join, behind_an_unbounded_join, behind_a_union])
 def test_aggregates_behind_other_operators_are_as_sparks_batch_by_batch_over_a_restart(

@@ -11,7 +11,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.errors import Invalid
-from dstl.spark.query.ticks import SupportsTriggerAvailableNow
 
 INPUT = "k string, k2 int, v long"
 OUTPUT = "k string, k2 int, what string"
@@ -52,9 +51,6 @@ FILES = [
 
 
 @pytest.mark.usefixtures("rocksdb")
-@pytest.mark.skipif(
-    SupportsTriggerAvailableNow is object, reason="before Spark 4.2 a source in Python makes one batch of all there is"
-)
 def test_initial_state_is_as_in_spark_and_given_once_over_replay_restart_and_rescaling(home: Home) -> None:
     source, start = home.stream(INPUT), initial(home.spark)
     df = source.read()

@@ -21,7 +21,6 @@ from dstl.runtime import system_runtime
 from dstl.spark import StateBackend, migrate_state
 from dstl.spark.migration.operator_reader import OperatorReader
 from dstl.spark.migration.spark_operator import SparkState
-from dstl.spark.query.ticks import SupportsTriggerAvailableNow
 from dstl.spark.saved_state.reader import find_savepoint
 from dstl.state.codec.value_codec import write_time_ms
 from dstl.state.descriptor import StateKind
@@ -215,9 +214,6 @@ async def _ends(location: Path, state: str) -> list[int]:
     return [(write_time_ms(value) or 0) + found.ttl_ms for value in values]
 
 
-batch_by_batch = pytest.mark.skipif(
-    SupportsTriggerAvailableNow is object, reason="before Spark 4.2 a source in Python makes one batch of all there is"
-)
 AGGREGATES = {
     "n": "count()",
     "some": "count(d)",
@@ -257,7 +253,7 @@ def amounts(batch: int) -> list[dict[str, Any]]:
 @pytest.mark.drawn(1, group="moved aggregations")
 @pytest.mark.parametrize(
     "mode",
-    ["update", pytest.param("append", marks=batch_by_batch), pytest.param("complete", marks=batch_by_batch)],
+    ["update", "append", "complete"],
 )
 def test_aggregations_of_sparks_go_on_at_another_parallelism_where_they_would_have(
     sparks_store: None, home: Home, mode: str

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
 
-from dstl.spark.query.ticks import ONCE, once_of
+from dstl.spark.query.ticks import QUIET
 
 _STATEFUL = frozenset(
     (
@@ -101,10 +101,10 @@ def nodes_of(plan: Any) -> Iterator[Any]:
 def sources_of(plan: Any) -> list[str]:
     """Return the names of the sources of a stream's logical plan, in the order in which Spark keeps their offsets.
 
-    A source of initial state is named with its operator, as its offset is.
+    Ours have the names of their offsets.
     """
     names = ((str(node.sourceName()), node) for node in nodes_of(plan) if node.nodeName() in _SOURCES)
-    return [once_of(node.extraOptions().get("operator")) if name == ONCE else name for name, node in names]
+    return [str(node.extraOptions().get("name")) if name == QUIET else name for name, node in names]
 
 
 def counted_operator(node: Any) -> str | None:

@@ -2,26 +2,20 @@
 
 Spark looks at its own stateful operators only. So there is a source beside the input whose offset is the watermark that
 the next batch will go by, ours and Spark's: when one has risen, there is something new, and never a row. The source
-runs in a process of Spark's, on the driver's host, and reads them in a file that the driver rewrites with each
-checkpoint.
+reads them in a file that the driver program rewrites with each checkpoint.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 
-from dstl.spark.query.ticks import OurSource, QuietReader, python_source, with_batches_of
+from dstl.spark.query.ticks import quiet_source, with_batches_of
+from handles.checkpoint import CompletedCheckpoint
 from materializer.local_disk import ScratchDirectory
-
-if TYPE_CHECKING:
-    # The source's process would load pydantic, too.
-    from handles.checkpoint import CompletedCheckpoint
 
 _log = logging.getLogger(__name__)
 
@@ -80,38 +74,6 @@ class WatermarkFile:
             directory.close()
 
 
-class WatermarkSource(OurSource):
-    """A source without rows, whose offset are the watermarks in a file.
-
-    Options:
-        path: The file.
-    """
-
-    NAME = WATERMARKS
-
-    def streamReader(self, schema: Any) -> _WatermarkReader:
-        """Return the reader of offsets."""
-        return _WatermarkReader(self.options["path"])
-
-
-class _WatermarkReader(QuietReader):
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._last: dict[str, int] = {}
-
-    def initialOffset(self) -> dict[str, int]:
-        return {WATERMARKS: 0}
-
-    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, int]:
-        # Before a run's first batch the driver may know of none, and after its end there is no file.
-        with contextlib.suppress(OSError, ValueError), open(self._path) as file:
-            self._last = json.loads(file.read())
-        return {**(start or self.initialOffset()), **self._last}
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        """Hold nothing fast: the last rows that are there move the watermark, too."""
-
-
 def with_watermark_batches(df: DataFrame, file: WatermarkFile, begin_ms: Callable[[], int | None]) -> DataFrame:
     """Return the same rows from a stream that has a batch whenever the watermark has moved.
 
@@ -121,11 +83,8 @@ def with_watermark_batches(df: DataFrame, file: WatermarkFile, begin_ms: Callabl
         df: The rows.
         file: Where the driver writes the watermark.
         begin_ms: See :meth:`WatermarkFile.path`.
-
-    Raises:
-        Invalid: See :func:`python_source`.
     """
     session = df.sparkSession
     if str(session.conf.get(_NO_DATA_BATCHES, "true")).lower() != "true":
         return df
-    return with_batches_of(df, python_source(session, WatermarkSource).option("path", file.path(begin_ms)))
+    return with_batches_of(df, quiet_source(session, WATERMARKS, path=file.path(begin_ms)))
