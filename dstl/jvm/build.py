@@ -32,6 +32,7 @@ _NEEDED = (
     "spark-catalyst_*",
     "jsr305-*",
     "jackson-annotations-*",
+    "jackson-databind-*",
     "spark-common-utils_*",
     "scala-library-*",
     "slf4j-api-*",

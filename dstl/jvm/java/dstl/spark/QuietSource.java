@@ -3,6 +3,7 @@ package dstl.spark;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -11,6 +12,7 @@ import java.util.function.UnaryOperator;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import java.util.stream.Collectors;
+import org.apache.spark.sql.connector.catalog.Column;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCapability;
@@ -63,8 +65,10 @@ public final class QuietSource implements TableProvider {
     }
 
     @Override
-    public StructType schema() {
-      return SCHEMA;
+    public Column[] columns() {
+      return Arrays.stream(SCHEMA.fields())
+          .map(field -> Column.create(field.name(), field.dataType()))
+          .toArray(Column[]::new);
     }
 
     @Override
