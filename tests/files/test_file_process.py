@@ -129,8 +129,8 @@ async def test_a_host_that_has_given_its_coordinator_up_is_replaced_where_that_g
         gate.opened.clear()
         with pytest.raises(Unavailable, match="no sign of life"):
             await task.read("state/0/0/1.changelog")
+        await until(is_gone)  # the host gives up a moment after its task
         gate.opened.set()
-        await until(is_gone)
 
 
 @contextlib.asynccontextmanager
