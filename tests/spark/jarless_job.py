@@ -23,6 +23,9 @@ class Visits(StatefulProcessor):
     def init(self, handle: Any) -> None:
         self.n = handle.getValueState("n", "n long")
 
+    def handleInitialState(self, key: Any, initialState: Row, timerValues: Any) -> None:
+        self.n.update((initialState.value,))
+
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         n = (self.n.get() or (0,))[0] + sum(1 for _ in rows)
         self.n.update((n,))
@@ -47,7 +50,11 @@ def visits(spark: SparkSession, home: Path, state: str, sparks_own: bool) -> lis
         rows = spark.readStream.schema("page string, at long").json(str(home / "in"))
         rows = rows.dropDuplicates(["page", "at"]) if sparks_own else rows
         grouped = backend.groupBy(rows, "page")
-        out = grouped.transformWithState(Visits(), "page string, n long", "update", "none", name="visits")
+        # Both come from a source in the jar.
+        brought = {"tick": "1 hour", "initialState": spark.createDataFrame([("a", 10)], "page string, value long")}
+        out = grouped.transformWithState(
+            Visits(), "page string, n long", "update", "processingTime", name="visits", **brought
+        )
         query = (
             out.writeStream.outputMode("update")
             .foreachBatch(lambda df, _: got.extend(map(tuple, df.collect())))

@@ -420,6 +420,26 @@ def test_windows_and_duplicates_that_cannot_be_are_refused(home: Home) -> None:
         assert agg(on=plain, mode="update", name="windows").isStreaming
 
 
+def test_what_brings_a_source_is_refused_where_spark_wants_each_named(home: Home, set_conf: Any) -> None:
+    """Spark refused the query at its start, with advice that nobody can follow: to name a source of ours."""
+    df = home.stream("k string, v long, ts timestamp").read().withWatermark("ts", "1 second")
+    first = home.spark.createDataFrame([("a", 1)], "k string, n long")
+    setting = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+    set_conf({setting: "true"})
+    with home.backend(parallelism=1) as backend:
+
+        def run(time_mode: Any = "none", **given: Any) -> Any:
+            return backend.groupBy(df, "k").transformWithState(Counts(), OUTPUT, "append", time_mode, **given)
+
+        for define in (
+            lambda: backend.dropDuplicatesWithinWatermark(df, ["k"]),
+            lambda: run("processingTime", tick="1 second"),
+            lambda: run(initialState=first),
+        ):
+            with pytest.raises(Invalid, match=f"{setting}=true: .* set it to false"):
+                define()
+
+
 @pytest.mark.parametrize("mode", ["update", "complete"])
 def test_an_aggregate_of_groups_that_come_again_is_refused(mode: Any, home: Home) -> None:
     """Before, each change of a group counted, without a word."""

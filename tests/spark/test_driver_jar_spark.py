@@ -52,9 +52,9 @@ def by_shell(home: Path) -> list[str]:
 WAYS: dict[str, Way] = {"python": by_python, "spark-submit, local-cluster": by_spark_submit, "a shell": by_shell}
 
 EXPECTED = {
-    "first": [["a", 2], ["b", 1]],
-    "restarted": [["a", 3], ["c", 1]],
-    "second_backend": [["a", 3], ["b", 1], ["c", 1]],
+    "first": [["a", 12], ["b", 1]],
+    "restarted": [["a", 13], ["c", 1]],
+    "second_backend": [["a", 13], ["b", 1], ["c", 1]],
     "new_context": [["b", 2]],
 }
 

@@ -101,3 +101,13 @@ def test_initial_state_that_cannot_be_is_refused_when_defined(home: Home) -> Non
                 backend.groupBy(df, "k", "k2").transformWithState(
                     Balance(), OUTPUT, "append", "none", initialState=wrong
                 )
+
+
+def test_initial_state_s_columns_may_have_the_names_of_a_source_s(home: Home) -> None:
+    """Those of the source that says when it is given: Spark found them ambiguous."""
+    df = home.stream("value string, v long").read()
+    start = home.spark.sql("select 'a' as value, 1 as offset, now() as Timestamp")
+    with home.backend(parallelism=2) as backend:
+        grouped = backend.groupBy(df, "value")
+        given = grouped.transformWithState(Balance(), OUTPUT, "append", "none", initialState=start)
+        assert given.isStreaming

@@ -26,6 +26,7 @@ TICKS, ONCE = "dstl_ticks", "dstl_once"
 """The names of sources of ours; of initial state, with its operator behind it."""
 QUIET = "dstl.spark.QuietSource"
 """The class of all of them, by which Spark knows them."""
+_NAMED_SOURCES = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 _UNITS = {"millisecond": 1, "ms": 1, "second": 1000, "s": 1000, "minute": 60_000, "min": 60_000, "hour": 3_600_000}
 """Milliseconds of each unit, as Spark's intervals name them."""
 
@@ -72,7 +73,8 @@ def one_row_once(session: SparkSession, operator: str) -> DataFrame:
         session: The query's session.
         operator: Name of the operator that is given the row.
     """
-    return quiet_source(session, once_of(operator), rows=1)
+    # Without columns: those of what it is joined with may have their names.
+    return quiet_source(session, once_of(operator), rows=1).select()
 
 
 def with_marks(df: DataFrame, partitions: int) -> DataFrame:
@@ -100,7 +102,15 @@ def quiet_source(session: SparkSession, name: str, **options: object) -> DataFra
         session: The query's session.
         name: The source's name, which its offsets have, too.
         options: See there.
+
+    Raises:
+        Invalid: Spark runs no source without a name that the user has given it.
     """
+    if str(session.conf.get(_NAMED_SOURCES, "false")).lower() == "true":
+        raise Invalid(
+            f"{_NAMED_SOURCES}=true: Spark wants each source named then, and those that event time, tick= and "
+            "initialState bring have no name: set it to false"
+        )
     from dstl.spark.application.driver_jar import finding_jar  # pydantic with it, and workers import this module
 
     with finding_jar(session):
