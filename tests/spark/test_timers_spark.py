@@ -256,7 +256,9 @@ def test_ticks_let_timers_fire_without_input_each_once_in_a_union_too(home: Home
         while len(got) < 80 and time.monotonic() < deadline and query.isActive:
             time.sleep(0.1)
         time.sleep(1.5)  # another tick: nothing fires again
+        sources = {each.description for progress in query.recentProgress for each in progress.sources}
         query.stop()
+    assert "dstl_ticks" in sources
     assert sorted(got) == sorted([f"k{i} row" for i in range(40)] + [f"k{i} fired" for i in range(40)])
 
 

@@ -185,6 +185,12 @@ public final class QuietSource implements TableProvider {
 
     @Override
     public void stop() {}
+
+    /** As the progress of a query shows it. */
+    @Override
+    public String toString() {
+      return name;
+    }
   }
 
   private static final class JsonOffset extends Offset {
