@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
@@ -76,20 +74,6 @@ def driver_roots(session: SparkSession) -> Any:
     # Each instance reads the run of its query from its own configuration.
     configuration.setBoolean(f"fs.{SCHEME}.impl.disable.cache", True)
     return roots
-
-
-@contextmanager
-def finding_jar(session: SparkSession) -> Iterator[None]:
-    """Let Spark find the jar's classes by their names, for what this thread asks of it meanwhile."""
-    driver_roots(session)
-    context: Any = session.sparkContext
-    thread = context._jvm.java.lang.Thread.currentThread()
-    before = thread.getContextClassLoader()
-    thread.setContextClassLoader(context._jsc.hadoopConfiguration().getClassLoader())
-    try:
-        yield
-    finally:
-        thread.setContextClassLoader(before)
 
 
 def _loaded(loader: Any) -> Any:

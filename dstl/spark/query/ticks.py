@@ -111,10 +111,11 @@ def quiet_source(session: SparkSession, name: str, **options: object) -> DataFra
             f"{_NAMED_SOURCES}=true: Spark wants each source named then, and those that event time, tick= and "
             "initialState bring have no name: set it to false"
         )
-    from dstl.spark.application.driver_jar import finding_jar  # pydantic with it, and workers import this module
+    from dstl.spark.application.driver_jar import driver_roots  # pydantic with it, and workers import this module
 
-    with finding_jar(session):
-        return session.readStream.format(QUIET).options(name=name, **options).load()
+    source = driver_roots(session).getClass().getClassLoader().loadClass(QUIET).newInstance()
+    told = {"name": name, **{option: str(value) for option, value in options.items()}}
+    return DataFrame(source.load(session._jsparkSession, told), session)
 
 
 def nulls_for(df: DataFrame, kept: Collection[str] = ()) -> list[Any]:

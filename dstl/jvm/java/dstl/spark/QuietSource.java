@@ -12,6 +12,9 @@ import java.util.function.UnaryOperator;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import java.util.stream.Collectors;
+import org.apache.spark.sql.Dataset;
+import org.apache.spark.sql.Row;
+import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.connector.catalog.Column;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.Table;
@@ -37,8 +40,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * JSON objects of numbers, the first of them by the source's name.
  *
  * <p>Options: {@code name}; and one of {@code interval_ms}, for a new offset whenever so many milliseconds have passed
- * since 1970; {@code path}, a file in which the driver writes its offset; {@code rows}, how many there
- * are, once.
+ * since 1970; {@code path}, a file in which the driver writes its offset; {@code rows}, how many there are, once.
  */
 public final class QuietSource implements TableProvider {
   /** What an offset is made of; a name has no quotation marks. */
@@ -47,6 +49,18 @@ public final class QuietSource implements TableProvider {
   /** That of Spark's rate source, whose reader makes the rows: executors need no class of ours. */
   private static final StructType SCHEMA =
       new StructType().add("timestamp", DataTypes.TimestampType).add("value", DataTypes.LongType);
+
+  /** Return the stream of such a source; Spark finds this class by its name, and its own loader may lack the jar. */
+  public Dataset<Row> load(SparkSession session, Map<String, String> options) {
+    Thread thread = Thread.currentThread();
+    ClassLoader before = thread.getContextClassLoader();
+    thread.setContextClassLoader(QuietSource.class.getClassLoader());
+    try {
+      return session.readStream().format(QuietSource.class.getName()).options(options).load();
+    } finally {
+      thread.setContextClassLoader(before);
+    }
+  }
 
   @Override
   public StructType inferSchema(CaseInsensitiveStringMap options) {
@@ -93,12 +107,13 @@ public final class QuietSource implements TableProvider {
       String name = options.get("name");
       String path = options.get("path");
       long interval = options.getLong("interval_ms", 0);
+      UnaryOperator<String> next = start -> offset(name, 1);
       if (path != null) {
-        return new QuietStream(name, false, 0, start -> marks(start, Path.of(path)));
+        next = start -> marks(start, Path.of(path));
+      } else if (interval > 0) {
+        next = start -> offset(name, System.currentTimeMillis() / interval);
       }
-      return interval == 0
-          ? new QuietStream(name, true, options.getLong("rows", 0), start -> offset(name, 1))
-          : new QuietStream(name, true, 0, start -> offset(name, System.currentTimeMillis() / interval));
+      return new QuietStream(name, path == null, options.getLong("rows", 0), next);
     }
   }
 
