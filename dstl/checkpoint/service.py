@@ -224,16 +224,9 @@ class CoordinatorService:
         """Listen, and return where.
 
         Raises:
-            Invalid: This host has not the address, or another driver has the port.
+            Invalid: As :meth:`RpcServer.listen_tcp`.
         """
-        try:
-            port = await self.server.listen_tcp(self._bind, self._port, self._host)
-        except OSError as error:
-            raise Invalid(
-                f"the driver cannot listen at {self._bind}:{self._port} ({error.strerror}): cluster.port is of one "
-                "StateBackend alone, 0 for any free one; cluster.host and spark.driver.bindAddress are of this host"
-            ) from None
-        self._address = Address(self._host, port)
+        self._address = Address(self._host, await self.server.listen_tcp(self._bind, self._port, self._host))
         return self._address
 
     async def close(self) -> None:

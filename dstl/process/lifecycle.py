@@ -234,18 +234,11 @@ class ProcessLife:
         """Listen on a unix socket for this host, and on a port for others, and return where.
 
         Raises:
-            Invalid: This host does not have the address.
+            Invalid: As :meth:`RpcServer.listen_tcp`.
         """
         host, bind, socket = self._spec.host, self._spec.bind, str(scratch.path / "socket")
         await server.listen_unix(socket)
-        try:
-            port = await server.listen_tcp(bind, known_as=host) if bind else 0
-        except OSError as error:
-            raise Invalid(
-                f"the DSTL process of {host} cannot listen at {bind} ({error.strerror}): give the driver an address of "
-                "its own host in spark.driver.bindAddress, and each executor, or dstl taskmanager --host, a name that "
-                "its host has"
-            ) from None
+        port = await server.listen_tcp(bind, known_as=host) if bind else 0
         return Address(host, port, socket)
 
 

@@ -138,8 +138,18 @@ class RpcServer:
             port: 0 for any.
             known_as: The host by which others reach this one, where it is not ``host``: they are asked what they have
                 dialled. The addresses of its sockets need not be named.
+
+        Raises:
+            Invalid: This host does not have the address, or another process has the port.
         """
-        server = await asyncio.start_server(self._accept, host, port, limit=1 << 20, backlog=self._accepted_at_once)
+        try:
+            server = await asyncio.start_server(self._accept, host, port, limit=1 << 20, backlog=self._accepted_at_once)
+        except OSError as error:
+            raise Invalid(
+                f"the DSTL process of {known_as or host} cannot listen at {host}:{port} ({error.strerror}): "
+                "spark.driver.bindAddress, cluster.host and dstl taskmanager --host must be addresses of their own "
+                "hosts, and cluster.port must be free: 0 takes any that is"
+            ) from None
         _widen_queue(server)
         self._servers.append(server)
         port = int(server.sockets[0].getsockname()[1])

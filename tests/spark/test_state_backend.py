@@ -75,9 +75,7 @@ def test_a_port_that_another_driver_has_is_refused_by_its_option(home: Home) -> 
     """It was a bare OSError."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(
-            Invalid, match=rf"cannot listen at 127.0.0.1:{port} .*address already in use\): cluster.port"
-        ):
+        with pytest.raises(Invalid, match=rf"listen at 127.0.0.1:{port} .*address already in use\): .* cluster.port"):
             home.backend(cluster=ClusterOptions(port=port))
 
 
@@ -163,7 +161,7 @@ def test_a_task_that_fails_while_its_batch_is_run_again_fails_the_query_by_its_o
     assert "no such rate" in str(error)
 
 
-@pytest.mark.parametrize(("inline", "parallelism"), [(0, 4), (64 << 10, 16)])
+@pytest.mark.parametrize(("inline", "parallelism"), [(0, 4), (64 << 10, 64)])
 def test_the_requests_of_a_checkpoint_do_not_depend_on_the_partitions(
     home: Home, inline: int, parallelism: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
