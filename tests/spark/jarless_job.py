@@ -37,8 +37,7 @@ def session(master: str) -> SparkSession:
     for name in ("host", "bindAddress"):
         builder = builder.config(f"spark.driver.{name}", "127.0.0.1")
     builder = builder.appName("jarless").config("spark.ui.enabled", "false")
-    builder = builder.config("spark.sql.codegen.wholeStage", "false").config("spark.sql.shuffle.partitions", "2")
-    made = builder.config("spark.sql.codegen.factoryMode", "NO_CODEGEN").getOrCreate()
+    made = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
     made.sparkContext.setLogLevel("OFF")
     return made
 

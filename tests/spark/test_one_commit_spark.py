@@ -90,7 +90,7 @@ class Numbered:
 
 def test_behind_a_damaged_record_starts_are_ordinary_again_once_its_checkpoint_would_be_subsumed(home: Home) -> None:
     job = Job(home, "job")
-    job.add(2)
+    job.add(3)
     job.run()
     newest = min((job.location / "manifests").iterdir())  # names count down
     newest.write_bytes(newest.read_bytes()[:-1])
@@ -101,8 +101,8 @@ def test_behind_a_damaged_record_starts_are_ordinary_again_once_its_checkpoint_w
         job.run(restore="previous", checkpoints=CheckpointOptions(retained=2))
     job.add()
     job.run(checkpoints=CheckpointOptions(retained=2))
-    assert home.commits("job")[-1] == 4
-    assert job.got[4] == job.expected
+    assert home.commits("job")[-1] == 5
+    assert job.got[5] == job.expected
 
 
 def test_commits_are_checkpoints_through_a_failure_another_parallelism_a_savepoint_and_a_rollback(

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, Self
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
 Application = Callable[[Environ, StartResponse], Iterable[bytes]]
+_writing = threading.Lock()
+"""Of all servers of a process, as moto's buckets are."""
 
 
 class ServerRequest(NamedTuple):
@@ -83,7 +85,6 @@ class S3Server:
         self.fired: list[tuple[str, str, str]] = []
         """Kind, method and path of every fault that was applied."""
         self._lock = threading.Lock()
-        self._writing = threading.Lock()
         self._server: Any = None
         self._thread: threading.Thread | None = None
 
@@ -180,7 +181,7 @@ class S3Server:
             # The body is read in any case: a client that is still sending would see the wrong failure.
             environ["wsgi.input"] = BytesIO(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)))
             # moto looks and then writes, without a lock: of two puts at once, both would find a name free.
-            with self._writing if method not in ("GET", "HEAD") else nullcontext():
+            with _writing if method not in ("GET", "HEAD") else nullcontext():
                 if fault is None:
                     return application(environ, _repeating(environ.get("HTTP_X_AMZ_CHECKSUM_CRC32C"), start))
                 if fault.kind in ("lost", "stored"):
