@@ -63,8 +63,7 @@ from dstl.spark.query.execution import ON_A_CLUSTER, DriverExecution
 from dstl.spark.query.failure_log import log_failures
 from dstl.spark.query.placement import repartition
 from dstl.spark.query.plan import has_state_of_spark
-from dstl.spark.query.watermark_batches import WatermarkFile, with_watermark_batches
-from dstl.spark.query.watermark_propagation import QueryWatermarks
+from dstl.spark.query.watermarks import QueryWatermarks
 from dstl.spark.saved_state.readable_states import ReadableStates, StateReading
 from dstl.spark.saved_state.reader import latest_watermark
 from dstl.spark.task import OperatorTask
@@ -203,10 +202,10 @@ class StateBackend(StatefulOperators, ReadableStates):
         self._has_warned = False
         self._recorder = MetricSet()
         self._listeners = Listeners(CheckpointMetrics(self._recorder))
-        self._watermark = WatermarkFile()
         self._loop = IoLoop("dstl-coordinator")
         self._closer: weakref.finalize[Any, StateBackend] | None = None
         runtime = system_runtime()
+        self._watermarks = QueryWatermarks(session, runtime.new_id())
         conf = settings_of(session)
         log = {"batching": batching, "upload": upload, "hedging": hedging}
         state = {"materialization": materialization, "memory": memory, "rocksdb": rocksdb}
@@ -258,7 +257,7 @@ class StateBackend(StatefulOperators, ReadableStates):
                     if cluster.launch and not local
                     else None,
                     execution=execution,
-                    spark_watermarks=QueryWatermarks(session, self._watermark),
+                    spark_watermarks=self._watermarks,
                     on_event=self._listeners.on_report,
                     on_progress=self._listeners.on_progress,
                     on_task_manager_lost=self._launcher.lost,
@@ -269,7 +268,7 @@ class StateBackend(StatefulOperators, ReadableStates):
                 parts = (self._store, runtime, self._service, self._loop, self._recorder)
                 self._monitor = Monitor(*parts, metrics, execution.batch_seconds)
                 self._listeners.progress.insert(0, self._monitor.note_progress)
-            self._listeners.reports.insert(0, lambda _: self._watermark.follow(self._service.completed))
+            self._listeners.reports.insert(0, lambda _: self._watermarks.follow(self._service.completed))
             self._loop.run(self._service.start())
             if local:
                 self._launcher.spec = LaunchSpec("", self._service.address, self._secret, host=LOOPBACK)
@@ -282,7 +281,7 @@ class StateBackend(StatefulOperators, ReadableStates):
             raise
         self._directory = CheckpointDirectory(session, config, open_at, self._service, runtime, self._loop, files)
         self._reader = StateReading(session, self._store, self._loop, self._service, self._directory, self._operators)
-        end = (self._loop, self._service, self._launcher, stores, self._monitor, self._watermark, self._directory)
+        end = (self._loop, self._service, self._launcher, stores, self._monitor, self._directory)
         self._closer = weakref.finalize(self, shut_down, *end)
         call_before_exit(self._closer)
         self._savepoints = SavepointMaker(self._service, self._loop, absolute, open_at)
@@ -422,7 +421,7 @@ class StateBackend(StatefulOperators, ReadableStates):
         check_input(keyed, definition, self._repeating)
         if definition.needs_watermark_batches:
             begin = partial(latest_watermark, self._store, system_runtime())
-            keyed = with_watermark_batches(keyed, self._watermark, lambda: self._loop.run(begin()))
+            keyed = self._watermarks.with_batches(keyed, lambda: self._loop.run(begin()))
         self._loop.run(definition.announce_to(self._service))
         self._operators.append(definition.uid)
         self._launcher.start()

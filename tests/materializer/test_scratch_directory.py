@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from dstl.errors import Unavailable
-from dstl.spark.query.watermark_batches import WatermarkFile
 from materializer.local_disk import ScratchDirectory, sweep_scratch_directories
 
 
@@ -54,36 +53,6 @@ def test_where_none_can_be_made_the_error_is_ours_and_names_the_place(place: Pat
     with pytest.raises(Unavailable, match=rf"cannot make a directory in {place}: No such file .* set another TMPDIR"):
         ScratchDirectory()
     place.mkdir()
-
-
-def test_a_driver_that_was_killed_leaves_no_file_with_watermarks(place: Path) -> None:
-    code = (
-        "import os, signal\n"
-        "from dstl.spark.query.watermark_batches import WatermarkFile\n"
-        "print(WatermarkFile().path(lambda: 7), flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
-    left = Path(done.stdout.strip())
-    assert left.read_text() == '{"dstl_watermark": 7}'
-    assert sweep_scratch_directories() == [left.parent]
-
-
-def test_a_driver_s_full_disk_keeps_back_no_more_than_batches_without_rows(
-    place: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Behind Spark's own watermark the query ended, in a bare OSError."""
-    file = WatermarkFile()
-    path = Path(file.path(lambda: 7))
-    in_the_way = path.with_name("watermark.new")
-    in_the_way.mkdir()
-    file.write(sparks_ms=8)
-    assert path.read_text() == '{"dstl_watermark": 7}'
-    assert "what is due by the watermark comes with the next rows: Is a directory" in caplog.text
-    in_the_way.rmdir()
-    file.write(sparks_ms=8)
-    assert path.read_text() == '{"dstl_watermark": 7, "sparks": 8}'
-    file.close()
 
 
 def test_a_directory_of_like_name_that_is_not_ours_is_never_touched(place: Path) -> None:

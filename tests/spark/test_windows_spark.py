@@ -285,6 +285,27 @@ def test_late_rows_need_a_group_that_ends(home: Home) -> None:
             backend.groupBy(timed(rows), "t").count(lateColumnName=7)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("streams", [1, 2])
+def test_a_window_ends_without_another_row_and_at_the_latest_when_the_next_run_begins(home: Home, streams: int) -> None:
+    """Of one stream by our watermark, of a union by Spark's; a run of one batch ends before what is due by it."""
+    sources = [home.stream("k string, t timestamp") for _ in range(streams)]
+    batches: list[tuple[Any, ...]] = []
+    for trigger in ("once", "availableNow"):
+        for source in sources if trigger == "once" or streams == 2 else ():
+            source.add([{"k": "a", "t": f"2026-03-01T10:{10 * source.files + at:02}:00"} for at in (0, 9)])
+        with home.backend(parallelism=1) as backend:
+            rows = [source.read().withWatermark("t", "1 minute") for source in sources]
+            windows = backend.groupBy(functools.reduce(DataFrame.union, rows), F.window("t", "5 minutes"))
+            out = windows.count(outputMode="append").select(F.minute("window.start"), "count")
+            writer = out.writeStream.foreachBatch(
+                lambda df, batch: batches.extend((batch, *row) for row in df.collect())
+            )
+            writer = writer.option("checkpointLocation", backend.checkpoint_location)
+            writer.trigger(**{trigger: True}).start().awaitTermination()  # type: ignore[arg-type]
+    # Spark's own rises in a run again once there are rows in it.
+    assert batches == ([(1, 0, 1)] if streams == 1 else [(1, 0, 2), (2, 5, 2), (2, 10, 2)])
+
+
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("first", ["true", "false"])
 def test_batches_without_data_may_go_and_come_between_runs(first: str, home: Home, set_conf: Any) -> None:

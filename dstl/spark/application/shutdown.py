@@ -9,7 +9,6 @@ from dstl.runtime import IoLoop
 from dstl.spark.application.checkpoint_directory import CheckpointDirectory
 from dstl.spark.application.fleet_launcher import FleetLauncher
 from dstl.spark.application.monitor import Monitor
-from dstl.spark.query.watermark_batches import WatermarkFile
 from dstl.store.base import ObjectStore
 
 
@@ -19,7 +18,6 @@ def shut_down(
     launcher: FleetLauncher,
     stores: Sequence[ObjectStore],
     monitor: Monitor | None,
-    watermark: WatermarkFile,
     directory: CheckpointDirectory,
 ) -> None:
     """End the page, the service, its stores, the loop, and then the TaskManagers, which end by themselves.
@@ -45,4 +43,3 @@ def shut_down(
         finally:
             loop.close()
             launcher.stop()
-            watermark.close()

@@ -10,8 +10,7 @@ import json
 from collections.abc import Sequence
 
 from dstl.errors import Invalid
-from dstl.spark.query.ticks import TICKS, once_of
-from dstl.spark.query.watermark_batches import WATERMARKS
+from dstl.spark.query.ticks import TICKS, WATERMARKS, once_of
 
 _FIRST_OFFSET = 2
 """Of a record's lines; before it are the version and the batch's settings."""

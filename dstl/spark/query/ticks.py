@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from dstl.errors import Invalid, brief
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 
-TICKS, ONCE = "dstl_ticks", "dstl_once"
+TICKS, ONCE, WATERMARKS = "dstl_ticks", "dstl_once", "dstl_watermark"
 """The names of sources of ours; of initial state, with its operator behind it."""
 QUIET = "dstl.spark.QuietSource"
 """The class of all of them, by which Spark knows them."""
@@ -111,11 +111,15 @@ def quiet_source(session: SparkSession, name: str, **options: object) -> DataFra
             f"{_NAMED_SOURCES}=true: Spark wants each source named then, and those that event time, tick= and "
             "initialState bring have no name: set it to false"
         )
+    told = {"name": name, **{option: str(value) for option, value in options.items()}}
+    return DataFrame(jvm_source(session).load(session._jsparkSession, told), session)
+
+
+def jvm_source(session: SparkSession) -> Any:
+    """Return an object of ``QuietSource.java``, from the jar in the driver's JVM."""
     from dstl.spark.application.driver_jar import driver_roots  # pydantic with it, and workers import this module
 
-    source = driver_roots(session).getClass().getClassLoader().loadClass(QUIET).newInstance()
-    told = {"name": name, **{option: str(value) for option, value in options.items()}}
-    return DataFrame(source.load(session._jsparkSession, told), session)
+    return driver_roots(session).getClass().getClassLoader().loadClass(QUIET).newInstance()
 
 
 def nulls_for(df: DataFrame, kept: Collection[str] = ()) -> list[Any]:

@@ -1,13 +1,10 @@
 package dstl.spark;
 
-import java.io.IOException;
-import java.nio.file.Files;
-import java.nio.file.Path;
 import java.util.Arrays;
-import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.function.UnaryOperator;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
@@ -40,11 +37,14 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * JSON objects of numbers, the first of them by the source's name.
  *
  * <p>Options: {@code name}; and one of {@code interval_ms}, for a new offset whenever so many milliseconds have passed
- * since 1970; {@code path}, a file in which the driver writes its offset; {@code rows}, how many there are, once.
+ * since 1970; {@code teller}, whoever tells its offset; {@code rows}, how many there are, once.
  */
 public final class QuietSource implements TableProvider {
   /** What an offset is made of; a name has no quotation marks. */
   private static final Pattern MARK = Pattern.compile("\"([^\"]*)\": *(-?\\d+)");
+
+  /** What each teller has told; a few bytes that stay, for Spark makes its own instances of this class. */
+  private static final Map<String, Map<String, Long>> TOLD = new ConcurrentHashMap<>();
 
   /** That of Spark's rate source, whose reader makes the rows: executors need no class of ours. */
   private static final StructType SCHEMA =
@@ -60,6 +60,11 @@ public final class QuietSource implements TableProvider {
     } finally {
       thread.setContextClassLoader(before);
     }
+  }
+
+  /** Let there be something new, where a teller's mark is another one from now on. Thread-safe. */
+  public void tell(String teller, String mark, long value) {
+    TOLD.computeIfAbsent(teller, each -> new ConcurrentHashMap<>()).put(mark, value);
   }
 
   @Override
@@ -105,15 +110,15 @@ public final class QuietSource implements TableProvider {
     @Override
     public MicroBatchStream toMicroBatchStream(String checkpointLocation) {
       String name = options.get("name");
-      String path = options.get("path");
+      String teller = options.get("teller");
       long interval = options.getLong("interval_ms", 0);
       UnaryOperator<String> next = start -> offset(name, 1);
-      if (path != null) {
-        next = start -> marks(start, Path.of(path));
+      if (teller != null) {
+        next = start -> marks(start, TOLD.getOrDefault(teller, Map.of()));
       } else if (interval > 0) {
         next = start -> offset(name, System.currentTimeMillis() / interval);
       }
-      return new QuietStream(name, path == null, options.getLong("rows", 0), next);
+      return new QuietStream(name, teller == null, options.getLong("rows", 0), next);
     }
   }
 
@@ -121,26 +126,17 @@ public final class QuietSource implements TableProvider {
     return "{\"" + name + "\": " + value + "}";
   }
 
-  /** Return an offset with the marks that a file has, and those that it lacks. */
-  private static String marks(String before, Path path) {
-    Map<String, String> marks = new TreeMap<>();
-    for (String each : List.of(before, written(path))) {
-      Matcher mark = MARK.matcher(each);
-      while (mark.find()) {
-        marks.put(mark.group(1), mark.group(2));
-      }
+  /** Return an offset with the marks that were told, and those of the one before that were not. */
+  private static String marks(String before, Map<String, Long> told) {
+    Map<String, Object> marks = new TreeMap<>();
+    Matcher mark = MARK.matcher(before);
+    while (mark.find()) {
+      marks.put(mark.group(1), mark.group(2));
     }
+    marks.putAll(told);
     return marks.entrySet().stream()
         .map(each -> "\"" + each.getKey() + "\": " + each.getValue())
         .collect(Collectors.joining(", ", "{", "}"));
-  }
-
-  private static String written(Path path) {
-    try {
-      return Files.readString(path);
-    } catch (IOException error) { // it was not written yet, or the driver program has ended
-      return "";
-    }
   }
 
   private static final class QuietStream implements MicroBatchStream, SupportsTriggerAvailableNow {
