@@ -62,11 +62,11 @@ class QueryWatermarks:
         session = df.sparkSession
         if str(session.conf.get(_NO_DATA_BATCHES, "true")).lower() != "true":
             return df
-        stream = quiet_source(session, WATERMARKS, teller=self._teller)
         if self._source is None:
+            begin = begin_ms()
             self._source = jvm_source(session)
-            self._tell(WATERMARKS, begin_ms())
-        return with_batches_of(df, stream)
+            self._tell(WATERMARKS, begin)
+        return with_batches_of(df, quiet_source(session, WATERMARKS, teller=self._teller))
 
     def follow(self, completed: Sequence[CompletedCheckpoint]) -> None:
         """Let the next batch go by the watermark of the last of these checkpoints.
