@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, timedelta
 from decimal import Decimal
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import chain
 from typing import Any
 
@@ -39,6 +39,7 @@ from dstl.spark.operators.grouping import initial_first, take_marks
 from dstl.spark.operators.map_states import MapStatesDefinition
 from dstl.spark.task_definition import EventTime, PreparedOperator, TaskDefinition
 from dstl.state.broadcast_state import rows_of_streams
+from dstl.state.codec.value_codec import write_time_ms
 from dstl.state.group_state_processor import GroupStateProcessor
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
@@ -49,7 +50,7 @@ from dstl.state.vectorised.time_windows import TimeWindows
 from dstl.taskmanager.reads import TableSource, client_of
 from materializer.tables import HeapStateTable, StateTable
 from tests.simulation.all_kinds import AllKinds
-from tests.simulation.clocked_model import SPARKS_DELAY_MS, Batch, Recorder, event_time_ms
+from tests.simulation.clocked_model import SPARKS_DELAY_MS, TTL_MS, Batch, Recorder, event_time_ms
 from tests.simulation.evolving import Evolving
 from tests.simulation.face_input import EVENT_TIME, FRONT, KEY, MOMENT, PAIR, ROW, broadcast_rows, input_rows, processed
 from tests.simulation.spark import WALL_CLOCK, rules_in
@@ -173,6 +174,11 @@ def entries_of(tables: Sequence[StateTable], states: Sequence[int]) -> Entries:
     }
 
 
+def unexpired(entries: Entries, latest_dead_ms: int) -> Entries:
+    """Return the entries without those that were written then or before: they may be swept or not."""
+    return {place: value for place, value in entries.items() if (write_time_ms(value) or 0) > latest_dead_ms}
+
+
 def collect_rows(batch: pa.RecordBatch, output: Output) -> None:
     """Add an operator's output to what it has yielded for each key."""
     for row in batch.to_pylist():
@@ -190,7 +196,7 @@ def _shown(value: Any) -> Any:
     return "nan" if isinstance(value, float) and np.isnan(value) else value
 
 
-def _aggregated(kind: str, time: EventTime = EVENT_TIME) -> Callable[..., TaskDefinition]:
+def _aggregated(kind: str, time: EventTime = EVENT_TIME, ttl_ms: int = 0) -> Callable[..., TaskDefinition]:
     def define(uid: str, input_schema: StructType, **place: Any) -> TaskDefinition:
         timed = kind != "groups"
         results = StructType([*KEY.fields, *([StructField("window", _WINDOW)] if timed else [])])
@@ -206,6 +212,7 @@ def _aggregated(kind: str, time: EventTime = EVENT_TIME) -> Callable[..., TaskDe
             starts="at" if kind == "sessions" else None,
             ends="until" if kind == "sessions" else None,
             expires=WINDOW_END if timed else None,
+            ttl_ms=ttl_ms,
             input_schema=input_schema,
             output_schema=StructType(
                 [*results.fields, *(StructField(n, each.accumulator(ROW).result) for n, each in _AGGREGATES.items())]
@@ -256,7 +263,7 @@ _STATE = StructType(
 )
 
 
-def _mapped(uid: str, input_schema: StructType, **place: Any) -> TaskDefinition:
+def _mapped(uid: str, input_schema: StructType, ttl_ms: int = 0, **place: Any) -> TaskDefinition:
     output = StructType([*KEY.fields, *_STATE.fields])
     whole = MapStates(
         name=uid,
@@ -265,6 +272,7 @@ def _mapped(uid: str, input_schema: StructType, **place: Any) -> TaskDefinition:
         input_schema=input_schema,
         output_schema=output,
         state_schema=_STATE,
+        ttl_ms=ttl_ms,
     )
     return MapStatesDefinition(uid=uid, by=("key",), operator=whole, **place)
 
@@ -326,6 +334,8 @@ class _Frames(StatefulProcessor):  # type: ignore[misc]
 
 EVOLVING = "evolving"
 """The one whose program has versions."""
+BRIEF = BRIEF_GROUPS, BRIEF_COLUMNS = "brief-groups", "brief-columns"
+"""Those over columns whose values expire."""
 SPARKS = "windows-of-spark"
 """The one that goes by Spark's watermark: what follows an operator of Spark's own."""
 FACES: Mapping[str, Callable[..., TaskDefinition]] = {
@@ -338,6 +348,8 @@ FACES: Mapping[str, Callable[..., TaskDefinition]] = {
     "groups": _aggregated("groups"),
     "first-rows": _deduplicated,
     "columns": _mapped,
+    BRIEF_GROUPS: _aggregated("groups", ttl_ms=TTL_MS),
+    BRIEF_COLUMNS: partial(_mapped, ttl_ms=TTL_MS),
     "frames": processed(_Frames),
     "all-kinds": processed(AllKinds, "row", "none"),
     "group-state": processed(

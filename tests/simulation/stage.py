@@ -10,7 +10,7 @@ from contextvars import copy_context
 
 from dstl.checkpoint.savepoint.format import Savepoint
 from tests.simulation.evolving import MISTAKES, VERSIONS
-from tests.simulation.faces import EVOLVING, FACES, SPARKS
+from tests.simulation.faces import BRIEF, EVOLVING, FACES, SPARKS
 from tests.simulation.faults import FaultKind, FaultPlan, draw_plan
 from tests.simulation.network import NetworkLoop
 from tests.simulation.process import Process
@@ -84,7 +84,7 @@ class Stage:
         self.faces = [uid for uid in CLOCKED if clocks.random() < 0.15 and not self.is_crowded]
         faces = self.rng("faces")
         if faces.random() < _FACED and not self.is_crowded:
-            known = [uid for uid in FACES if uid not in {*CLOCKED, *USER_FACES, SPARKS}]
+            known = [uid for uid in FACES if uid not in {*CLOCKED, *USER_FACES, *BRIEF, SPARKS}]
             self.faces += faces.sample(known, faces.choice((1, 1, 2)))
         users = self.rng("user-faces")
         if users.random() < _OF_USERS and not self.is_crowded:

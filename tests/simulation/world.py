@@ -10,6 +10,7 @@ from typing import Any
 from dstl.runtime import Runtime
 from tests.simulation.audit import Auditor
 from tests.simulation.blocking import BlockingStacks
+from tests.simulation.faces import BRIEF
 from tests.simulation.faults import FaultKind, FaultPlan, Strike
 from tests.simulation.host_memory import HostMemory, draw_memory
 from tests.simulation.local_disk import SimulatedDisk, draw_disk, uses_disk
@@ -26,6 +27,10 @@ _DAMAGED_SEGMENTS = 0.3
 """Share of those in which segments are, until a replica helps."""
 _EXPIRES = 0.5
 """Share of those with tables in files that have an operator whose values expire, and are swept out of them."""
+_BRIEF = 0.3
+"""Share of those whose time never goes back that have an operator over columns whose values expire: one that was swept
+does not come back with its time."""
+_WRONG_CLOCKS = {FaultKind.CLOCK_SKEW, FaultKind.CLOCK_JUMP, FaultKind.CLOCK_YEAR}
 _THREADED = 0.5
 """Share of the worlds in which work in a thread takes time."""
 
@@ -108,6 +113,9 @@ class World(Stage):
         loop.thread_rng = threads if threads.random() < _THREADED else None
         self._skewed = self.own_rng.random() < 0.3
         self.clocks_set += self._skewed
+        brief = self.rng("brief")
+        if brief.random() < _BRIEF and not (self.is_crowded or self._skewed or _WRONG_CLOCKS & {*self.plan.nemesis}):
+            self.faces.append(brief.choice(BRIEF))
         loop.set_exception_handler(self._loop_error)
 
     @property
