@@ -28,9 +28,7 @@ _DAMAGED_SEGMENTS = 0.3
 _EXPIRES = 0.5
 """Share of those with tables in files that have an operator whose values expire, and are swept out of them."""
 _BRIEF = 0.3
-"""Share of those whose time never goes back that have an operator over columns whose values expire: one that was swept
-does not come back with its time."""
-_WRONG_CLOCKS = {FaultKind.CLOCK_SKEW, FaultKind.CLOCK_JUMP, FaultKind.CLOCK_YEAR}
+"""Share of the worlds that have an operator over columns whose values expire."""
 _THREADED = 0.5
 """Share of the worlds in which work in a thread takes time."""
 
@@ -114,7 +112,7 @@ class World(Stage):
         self._skewed = self.own_rng.random() < 0.3
         self.clocks_set += self._skewed
         brief = self.rng("brief")
-        if brief.random() < _BRIEF and not (self.is_crowded or self._skewed or _WRONG_CLOCKS & {*self.plan.nemesis}):
+        if brief.random() < _BRIEF and not self.is_crowded:
             self.faces.append(brief.choice(BRIEF))
         loop.set_exception_handler(self._loop_error)
 
