@@ -104,6 +104,8 @@ class CheckpointInTheMaking:
     def drop(self) -> None:
         """There will be no record: what the TaskManagers have persisted is theirs again."""
         self._record.set_exception(CheckpointDeclined("the record of Spark's commit was given up"))
+        # Where persisting has failed nobody waits for it, and asyncio would tell of it in the driver's log.
+        self._record.exception()
         # The one who waits for it is told otherwise why.
         self._making.add_done_callback(lambda making: making.cancelled() or making.exception())
 

@@ -1,6 +1,7 @@
 """Coordinator, TaskManagers and tasks together, over real sockets in one event loop."""
 
 import asyncio
+import gc
 
 import pytest
 
@@ -224,6 +225,24 @@ async def test_a_checkpoint_that_takes_too_long_is_declined_and_no_task_manager_
         assert driver.lost == []
         await driver.run_batch("run-2", 1, events)
         await job.check()
+
+
+async def test_a_commit_that_its_driver_leaves_is_no_error_of_asyncio_s(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was told as one in the driver's log where its part of the state could not be stored either."""
+    options = CheckpointOptions(timeout_s=1.0, task_manager_timeout_s=5.0)
+    async with job.driver(inline_threshold=0, checkpoints=options) as driver:
+        await driver.run_uncommitted("run-1", 0)
+        job.store.rules = [FaultRule(Fault.STUCK, "put", chance=1.0, only=".seg", delay_s=0.0)]
+        commit = asyncio.ensure_future(driver.commit("run-1", 0))
+        await asyncio.sleep(0.2)
+        commit.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await commit
+        job.store.rules = []
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 async def test_a_commit_that_runs_out_of_time_says_what_the_store_answered(job: Job) -> None:

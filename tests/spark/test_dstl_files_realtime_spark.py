@@ -57,7 +57,7 @@ def test_a_count_in_real_time_mode_is_exact_over_a_restart(real_time: Any, home:
     barriers = asyncio.run(_barriers(place))
     assert "commits/3" in barriers
     records = list((home.path / "query" / "_dstl" / "manifests").iterdir())
-    assert len(records) == 1 + len(barriers), "a fence for both runs of the process, and a record for each barrier"
+    assert len(records) == 2 + len(barriers), "a fence for each run, and a record for each barrier"
 
 
 async def _barriers(place: str) -> list[str]:
