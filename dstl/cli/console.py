@@ -82,12 +82,12 @@ def answering(work: Callable[..., Answer]) -> Callable[..., None]:
     def command(*, as_json: bool, **given: Any) -> None:
         with errors_as_exit():
             answer = work(**given)
-        if as_json:
-            print_json(answer.found)
-        elif isinstance(answer.show, str):
-            typer.echo(printable(answer.show))
-        else:
-            answer.show()
+            if as_json:
+                print_json(answer.found)
+            elif isinstance(answer.show, str):
+                typer.echo(printable(answer.show))
+            else:
+                answer.show()
         if not answer.is_sound:
             raise typer.Exit(1)
 
@@ -160,9 +160,14 @@ def print_table(table: Table, *, wide: bool = False, file: IO[str] | None = None
 
 @contextmanager
 def errors_as_exit() -> Iterator[None]:
-    """Turn an error of ours into a line on standard error and an exit code."""
+    """Turn an error of ours, or a full disk behind standard output, into a line on standard error and an exit code."""
     try:
         yield
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise  # of one who has read enough: typer ends the command without a word
+        typer.echo(f"Invalid: {printable(error.filename or 'standard output')}: {error.strerror or error}", err=True)
+        raise typer.Exit(2) from None
     except DstlError as error:
         typer.echo(f"{type(error).__name__}: {printable(error)}", err=True)
         if isinstance(error, (CorruptData, MissingState)):

@@ -89,7 +89,8 @@ def migrate(
         typer.echo(f"{report.entries:,} entries, {size}, behind batch {report.batch_id} of query {report.query_id}")
         typer.echo(console.printable(f"go on with restore_from={report.savepoint!r}"))
         if report.checkpoint:
-            typer.echo(console.printable(f"     and checkpointLocation {report.checkpoint!r}"))
+            typer.echo("     and checkpointLocation backend.checkpoint_location,")
+            typer.echo(console.printable(f"     of the backend whose _spark is {report.checkpoint!r}"))
 
     return console.Answer(dataclasses.asdict(report), show)
 

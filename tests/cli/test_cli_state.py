@@ -308,6 +308,26 @@ def test_a_table_shows_what_is_stored_and_sends_no_control_to_the_terminal(tmp_p
         assert not any((ord(each) < 32 and each != "\n") or 127 <= ord(each) < 160 for each in output)
 
 
+@pytest.mark.parametrize(
+    "arguments", [("read", "--operator", "op", "--state", "elements"), ("list", "--json")], ids=" ".join
+)
+def test_a_full_disk_behind_standard_output_is_not_taken_for_damage(arguments: tuple[str, ...], location: str) -> None:
+    """It ended in a traceback, with the exit code of what is damaged or missing."""
+    command = [sys.executable, "-m", "dstl.cli", "state", arguments[0], location, *arguments[1:]]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (2, "Invalid: standard output: No space left on device\n")
+
+
+def test_what_an_encoding_has_no_character_for_is_written_out(tmp_path: Path) -> None:
+    """A table with such a name ended in a traceback."""
+    command = [sys.executable, "-m", "dstl.cli", "state", "list", made_location(tmp_path / "ž")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONIOENCODING": "ascii"}
+    )
+    assert (done.returncode, "\\u017e" in done.stdout) == (0, True), done.stderr
+
+
 def test_the_bar_stands_beside_nothing_that_is_printed(location: str) -> None:
     """On a terminal the title of the table was glued to the bar."""
     leader, follower = pty.openpty()

@@ -15,7 +15,9 @@ from home import Home, Stream
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
+from typer.testing import CliRunner
 
+from dstl.cli.files import app as files
 from dstl.errors import CorruptData, Invalid, MissingState, ObjectExists
 from dstl.runtime import system_runtime
 from dstl.spark import StateBackend, migrate_state
@@ -292,6 +294,18 @@ def test_aggregations_of_sparks_go_on_at_another_parallelism_where_they_would_ha
     with home.backend(restore_from=report.savepoint, parallelism=3) as backend:
         moved = backend.groupBy(timed, *by).agg(*columns, outputMode=mode, name="amounts")
         assert drain(source, moved, backend) == stayed != []
+
+
+def test_the_command_line_advises_the_checkpoint_directory_that_a_query_may_have(
+    sparks_store: None, home: Home
+) -> None:
+    """It advised the copy's path, which a query is refused with."""
+    source = home.stream("k string")
+    source.add([{"k": "a"}])
+    drain(source, source.read().groupBy("k").count(), str(home.path / "old"))
+    words = ["migrate", home.path / "old", home.path / "state", "--operator", "0=n", "--aggregate", "0:n=count()"]
+    done = CliRunner().invoke(files, [*map(str, words), "--new-checkpoint", str(home.path / "state" / "_spark")])
+    assert "checkpointLocation backend.checkpoint_location" in done.stdout
 
 
 def test_what_is_not_to_be_had_is_refused_before_anything_is_written(sparks_store: None, home: Home) -> None:
