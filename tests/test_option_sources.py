@@ -1,11 +1,12 @@
 """Options come from arguments, the environment and Spark's configuration, in this order, and are checked wherever."""
 
+import math
 import re
 
 import pytest
 
 from dstl.errors import Invalid
-from dstl.option_sources import check_option_names, resolve
+from dstl.option_sources import SECTIONS, check_option_names, resolve
 from dstl.options import BatchingOptions, HedgingOptions
 
 
@@ -58,3 +59,17 @@ def test_an_argument_of_another_class_is_refused() -> None:
     for wrong in ({"byte_budget": 1}, HedgingOptions(), "batching", 0):
         with pytest.raises(Invalid, match=r"batching= is \w+: give BatchingOptions"):
             resolve("batching", BatchingOptions, wrong, {}, {})  # type: ignore[arg-type]
+
+
+def test_a_number_that_is_not_finite_is_refused_by_the_name_of_its_option() -> None:
+    """A TaskManager refused to be told of it, and the query waited for one without a word."""
+    numbers = [
+        (kind, name)
+        for kind in SECTIONS.values()
+        for name, field in kind.model_fields.items()
+        if field.annotation in (float, float | None)
+    ]
+    assert len(numbers) > 30
+    for kind, name in numbers:
+        with pytest.raises(ValueError, match=rf"{name}\n  Input should be a finite number"):
+            kind(**{name: math.inf})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, Field
 
 
-class BatchingOptions(BaseModel, frozen=True, extra="forbid"):
+class BatchingOptions(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Sealing of a TaskManager's changelog into segments."""
 
     segment_size: int = Field(default=5 << 20, gt=0)
@@ -36,7 +36,7 @@ class BatchingOptions(BaseModel, frozen=True, extra="forbid"):
     are faster still and 15-25 % larger."""
 
 
-class UploadOptions(BaseModel, frozen=True, extra="forbid"):
+class UploadOptions(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Upload of one object into the store."""
 
     max_attempts: int = Field(default=5, ge=1)
@@ -78,7 +78,7 @@ class UploadOptions(BaseModel, frozen=True, extra="forbid"):
     bytes each); fewer: more orphans when the store cannot be reached."""
 
 
-class HedgingOptions(BaseModel, frozen=True, extra="forbid"):
+class HedgingOptions(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Second requests for objects whose first is late. See ``dstl/changelog/upload/hedging.py``."""
 
     enabled: bool = True

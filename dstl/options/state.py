@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from dstl.errors import Invalid
 
 
-class CheckpointOptions(BaseModel, frozen=True, extra="forbid"):
+class CheckpointOptions(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Making and keeping of checkpoints."""
 
     timeout_s: float = Field(default=600.0, gt=0)
@@ -58,7 +58,7 @@ def check_grace(checkpoints: CheckpointOptions) -> None:
         )
 
 
-class TriggerOptions(BaseModel, frozen=True, extra="forbid"):
+class TriggerOptions(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Reasons to start a materialization. Every reason but the interval can be turned off with None."""
 
     interval_s: float = Field(default=600.0, gt=0)
@@ -164,7 +164,7 @@ class MaterializationOptions(TriggerOptions, frozen=True):
     20 s per GB of a TaskManager); shorter: a process ends sooner, and the next run uploads the same again."""
 
 
-class RocksDBOptions(BaseModel, frozen=True, extra="forbid"):
+class RocksDBOptions(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """RocksDB tables (``table="rocksdb"``). A TaskManager has one for each operator and one block cache for them all:
     its memory is about ``block_cache_bytes``, and ``max_write_buffers * write_buffer_bytes`` for each operator."""
 
