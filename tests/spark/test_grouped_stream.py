@@ -100,6 +100,15 @@ def test_an_operator_with_event_time_may_follow_another_with_a_watermark_of_its_
     assert got == [(b, k, b + 1, mark) for b, mark in enumerate((0, 8_000, 18_000)) for k in "ab"]
 
 
+def test_a_column_with_a_dot_groups_an_aggregation_as_spark_s_does(home: Home) -> None:
+    """It was refused as what Spark does not take."""
+    source = home.stream("`a.b` string, n long")
+    source.add([{"a.b": "x", "n": 1}, {"a.b": "x", "n": 2}])
+    with home.backend() as backend:
+        sums = backend.groupBy(source.read(), F.col("`a.b`")).agg(F.sum("n").alias("n"))
+        assert [tuple(row)[1:] for row in source.collect(sums, backend, "update")] == [("x", 3)]
+
+
 def test_only_columns_of_the_stream_can_group(home: Home) -> None:
     df = home.stream("k string, `a b` long, s struct<k: string>").read()
     with home.backend() as backend:

@@ -385,8 +385,8 @@ class GroupedStream:
         for each in self._by:
             if not isinstance(each, str):
                 raise Invalid(
-                    f"groupBy({each!r}) is not a column of the stream, which the key of a state must be: add it with "
-                    "withColumn() and group by its name"
+                    f"groupBy({each!r}) is not a column of the stream, which the key of a state must be, or its name "
+                    "has a dot: add it with withColumn() and group by its name"
                 )
         return [str(each) for each in self._by]
 
@@ -409,9 +409,10 @@ def _column(df: DataFrame, one: Any) -> str | Column:
             raise Invalid(f"groupBy({one}): positions go from 1 to {len(df.columns)}, the number of columns")
         return str(df.columns[one - 1])
     if isinstance(one, Column):
-        # A plain column shows itself by its name; a nested field, an alias and any other expression do not.
+        # A plain column shows itself by its name; a nested field, an alias and any other expression do not. What has a
+        # dot would be taken for a nested field by its name.
         name = _shown_name(df, one)
-        if name in df.columns and repr(one) in (f"Column<'{name}'>", f"Column<'`{name}`'>"):
+        if "." not in name and name in df.columns and repr(one) in (f"Column<'{name}'>", f"Column<'`{name}`'>"):
             return str(name)
         return one
     raise Invalid(f"groupBy({one!r}) is neither a column of the stream nor an expression")
