@@ -95,7 +95,7 @@ def check_prerequisites() -> None:
     """Refuse to run without Java or with another PySpark.
 
     Raises:
-        Invalid: A PySpark below 4.1, or no Java of at least 17.
+        Invalid: A PySpark below 4.1.2, or no Java of at least 17.
     """
     check_pyspark()
     try:

@@ -83,11 +83,11 @@ def test_without_java_the_demo_says_so_in_a_sentence(tmp_path: Path) -> None:
     assert "install a JDK 17" in done.stderr
 
 
-def test_an_old_pyspark_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pyspark_before_4_1_2_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import pyspark
 
-    monkeypatch.setattr(pyspark, "__version__", "4.0.1")
-    with pytest.raises(Invalid, match=r"PySpark 4\.0\.1 is too old"):
+    monkeypatch.setattr(pyspark, "__version__", "4.1.1")
+    with pytest.raises(Invalid, match=r"PySpark 4\.1\.1 is too old"):
         main_job.check_prerequisites()
 
 

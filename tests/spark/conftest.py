@@ -67,6 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Spark's workers cannot import a test module.
     """
+    cloudpickle.register_pickle_by_value(sys.modules[Home.__module__])
     for item in items:
         if isinstance(item, pytest.Function) and item.path.parent == HERE:
             cloudpickle.register_pickle_by_value(item.module)
@@ -96,8 +97,9 @@ def set_conf(spark: SparkSession) -> Iterator[Options]:
 
 
 @pytest.fixture
-def rocksdb(set_conf: Options, one_partition: None) -> None:
+def rocksdb(spark: SparkSession, set_conf: Options, one_partition: None) -> None:
     """Spark's own transformWithState needs its RocksDB store."""
+    _ = spark.streams  # makes what a batch query's stores look for, which 4.1 makes for the first streaming query
     store = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     set_conf({"spark.sql.streaming.stateStore.providerClass": store})
 

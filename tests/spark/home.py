@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
 
@@ -18,6 +19,17 @@ from dstl.runtime import system_runtime
 from dstl.spark import StateBackend
 from dstl.spark.saved_state.reader import read_state
 from dstl.store import open_store
+
+
+def storable(value: Any) -> Any:
+    """Return a value for a state of Spark's own: before 4.2 they cannot store a Row within one."""
+    if pyspark.__version__ >= "4.2":
+        return value
+    if isinstance(value, dict):
+        return {key: storable(each) for key, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        return (list if isinstance(value, list) else tuple)(map(storable, value))
+    return value
 
 
 class Stream:

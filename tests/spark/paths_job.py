@@ -17,7 +17,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming import DataStreamReader, StreamingQuery
 
 from bench._files_process import interpreter
 from dstl.spark import StateBackend, jar_path
@@ -46,10 +46,13 @@ class Application:
         self.spark.sparkContext.setLogLevel("OFF")
         self.seen: dict[str, Any] = {}
 
-    def rows(self, name: str) -> DataFrame:
+    def read(self, name: str) -> DataStreamReader:
         reader = self.spark.readStream
-        reader = reader.name(name) if hasattr(reader, "name") else reader  # before Spark 4.2 sources have none
-        return reader.schema("k long").option("maxFilesPerTrigger", 1).json(str(self.directory / "in"))
+        return reader.name(name) if hasattr(reader, "name") else reader  # before Spark 4.2 sources have none
+
+    def rows(self, name: str) -> DataFrame:
+        reader = self.read(name).schema("k long").option("maxFilesPerTrigger", 1)
+        return reader.json(str(self.directory / "in"))
 
     def counted(self, location: str, name: str = "clicks") -> tuple[Any, list[Any]]:
         """Start a count; returns the query, and the batches that its sink gets."""
@@ -89,13 +92,7 @@ class Application:
 
     def stop(self, rng: random.Random) -> None:
         """Stop queries while they are within a call of ``dstl://``, more often than not."""
-        rate = (
-            self.spark.readStream.name("rate")
-            .format("rate")
-            .option("rowsPerSecond", 20)
-            .load()
-            .selectExpr("value % 3 AS k")
-        )
+        rate = self.read("rate").format("rate").option("rowsPerSecond", 20).load().selectExpr("value % 3 AS k")
 
         def start(number: int) -> StreamingQuery:
             writer = rate.groupBy("k").count().writeStream.outputMode("update").format("noop")

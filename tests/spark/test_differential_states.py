@@ -38,7 +38,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from home import Home
+from home import Home, storable
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
@@ -120,7 +120,7 @@ class Everything(StatefulProcessor):
         if which in "vw":
             state = self.v if which == "v" else self.w
             if method == "update":
-                state.update(self.value(n) if which == "v" else wide(n))
+                state.update(storable(self.value(n) if which == "v" else wide(n)))
             elif method == "null":
                 state.update((None,) * len(wide(0)))
             elif method == "clear":

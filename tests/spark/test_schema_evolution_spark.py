@@ -30,7 +30,7 @@ import random
 from typing import Any
 
 import pytest
-from home import Home
+from home import Home, storable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
@@ -102,7 +102,7 @@ class Evolving(StatefulProcessor):
         self.values = {}
         for name, versions in VERSIONS.items():
             schema, value = versions[min(v, len(versions) - 1)]
-            self.values[name] = (handle.getValueState(name, schema), value)
+            self.values[name] = (handle.getValueState(name, schema), storable(value))
         self.entries = handle.getListState("entries", ENTRIES[v])
         self.map = handle.getMapState("map_state", KEYS[v], ENTRIES[v])
 

@@ -78,13 +78,15 @@ def test_nested_values_are_collected_and_told_apart_as_by_spark(home: Home) -> N
         "if(i % 4 < 2, map('a', 1, 'b', null), map('b', null, 'a', 1)) m",
     )
     aggregates = [f("a").alias(f.__name__) for f in (F.collect_list, F.collect_set, F.count_distinct)]
-    aggregates += [F.count_distinct("m").alias("maps"), F.collect_list("m").alias("all_maps")]
+    aggregates.append(F.collect_list("m").alias("all_maps"))
     everything = home.spark.read.schema("i long").json(str(source.directory / "in")).selectExpr(*columns)
-    want = {row[0]: row[1:] for row in everything.groupBy("k").agg(*aggregates).collect()}
+    # Before 4.3 Spark itself takes two orders of the same entries for two maps.
+    sorted_maps = F.count_distinct(F.array_sort(F.map_entries("m")))
+    want = {row[0]: row[1:] for row in everything.groupBy("k").agg(*aggregates, sorted_maps).collect()}
     with home.backend(parallelism=1) as backend:
-        ours = backend.groupBy(source.read().selectExpr(*columns), "k").agg(*aggregates)
+        ours = backend.groupBy(source.read().selectExpr(*columns), "k").agg(*aggregates, F.count_distinct("m"))
         got = {row[1]: row[2:] for row in source.collect(ours, backend, "update")}
-    assert [row[3] for row in got.values()] == [1, 1]
+    assert [row[-1] for row in got.values()] == [1, 1]
     for key in (0, 1):
         for one, other in zip(got[key], want[key], strict=True):
             assert one == other if isinstance(one, int) else sorted(map(repr, one)) == sorted(map(repr, other))

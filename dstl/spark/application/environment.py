@@ -18,15 +18,15 @@ from dstl.errors import Invalid
 
 
 def check_pyspark() -> None:
-    """Refuse a PySpark that DSTL is not made for: ``repartitionById`` came with 4.1.
+    """Refuse a PySpark that DSTL is not made for: before 4.1.2 its reader of schemas unpickles what they name.
 
     Raises:
-        Invalid: It is below 4.1, or 5 and above.
+        Invalid: It is below 4.1.2, or 5 and above.
     """
-    version = tuple(int(part) for part in re.findall(r"\d+", pyspark.__version__)[:2])
-    if not (4, 1) <= version < (5, 0):
+    version = tuple(int(part) for part in re.findall(r"\d+", pyspark.__version__)[:3])
+    if not (4, 1, 2) <= version < (5,):
         raise Invalid(
-            f"PySpark {pyspark.__version__} is too {'old' if version < (4, 1) else 'new'}: DSTL needs 4.1 or later, "
+            f"PySpark {pyspark.__version__} is too {'old' if version < (5,) else 'new'}: DSTL needs 4.1.2 or later, "
             "and below 5 (pip install -U 'dstl-pyspark[spark]')"
         )
 
