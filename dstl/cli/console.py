@@ -166,6 +166,9 @@ def errors_as_exit() -> Iterator[None]:
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise  # of one who has read enough: typer ends the command without a word
+        if error.filename is None:
+            # What is left in the buffer is written at the exit, which would fail again, with an exit code of Python's.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         typer.echo(f"Invalid: {printable(error.filename or 'standard output')}: {error.strerror or error}", err=True)
         raise typer.Exit(2) from None
     except DstlError as error:
