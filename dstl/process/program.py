@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING
 
 from dstl.errors import DstlError, Unavailable
@@ -28,17 +27,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dstl.process")
 _DRIVER_ENDS_S = 5.0
 """From the end of its coordinator to that of its TaskManagers' lifelines."""
-
-
-class _WithoutPandas(MetaPathFinder):
-    """Finds no pandas in this process, which has no use for it.
-
-    Arrow imports it, where it is installed, before it makes its first array.
-    """
-
-    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-        if fullname == "pandas":
-            raise ModuleNotFoundError("this process does without pandas", name=fullname)
 
 
 async def _main(open_store: OpenStore) -> int:
@@ -99,7 +87,6 @@ def main(open_store: OpenStore = open_store) -> int:
     Args:
         open_store: Opens a location; for benchmarks, which slow it down.
     """
-    sys.meta_path.insert(0, _WithoutPandas())
     logging.basicConfig(
         level=os.environ.get("DSTL_LOG_LEVEL", "WARNING"),
         format="%(asctime)s %(levelname)s dstl[%(process)d] %(message)s",

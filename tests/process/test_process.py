@@ -415,10 +415,11 @@ async def test_one_whose_coordinator_comes_late_waits_for_it_and_ends_with_it(sc
         process.stop()
 
 
-def test_arrow_finds_no_pandas_in_a_task_manager_and_the_collector_no_module() -> None:
-    """Its import takes more processor than all others of the process together; what a table does goes without."""
+def test_a_process_does_without_pandas_threads_for_matrices_and_a_collector_of_modules() -> None:
+    """The import of pandas takes more processor than all others of the process together."""
     code = """
 import asyncio, gc, runpy, sys
+from pathlib import Path
 asyncio.run = lambda main: main.close()  # all of the process but its life
 try:
     runpy.run_module("dstl.process", run_name="__main__")
@@ -433,5 +434,7 @@ table = HeapStateTable()
 table.apply(changes(put(1, 0, b"k", b"", b"v")))
 assert table.get_many(0, np.array([1]), [b"k"]) == [b"v"]
 assert not any(name.partition(".")[0] == "pandas" for name in sys.modules), "pandas was imported"
+threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+assert len([name for name in threads if "jemalloc" not in name]) == 1, threads
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
