@@ -47,6 +47,7 @@ from bench._figures import print_figures
 from bench._stream import Plan, Speed, add_stream_arguments, session, speed_of, write_batches
 from dstl.spark import StateBackend
 from dstl.spark.worker_process import count_task
+from dstl.system_limits import keep_freed_memory
 
 # Workers import this module where they can; by value it works from any directory.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -114,7 +115,8 @@ def identity(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def frozen_identity(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Return every row as it is, and freeze the worker's heap as a task of DSTL's does."""
+    """Return every row as it is, and keep and freeze the worker's heap as a task of DSTL's does."""
+    keep_freed_memory()
     yield from batches
     count_task()
 

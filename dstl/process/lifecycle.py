@@ -16,7 +16,6 @@ from dstl.errors import CorruptData, DstlError, Invalid, Unavailable
 from dstl.files.config import FileConfig
 from dstl.jvm.build import check_version
 from dstl.metrics import MetricSet
-from dstl.open_files import raise_open_file_limit
 from dstl.process.launch_spec import LaunchSpec, answer_line
 from dstl.rpc.async_connection import AsyncConnection
 from dstl.rpc.client import Address
@@ -28,6 +27,7 @@ from dstl.runtime import Runtime, call_in_thread, closed_after, end_tasks, syste
 from dstl.store import open_store
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.probe import check_place
+from dstl.system_limits import keep_freed_memory, raise_open_file_limit
 from dstl.taskmanager.memory_limit import read_memory_use
 from dstl.taskmanager.task_manager import Components, TaskManager, table_opener
 from materializer.local_disk import ScratchDirectory, sweep_scratch_directories
@@ -50,6 +50,7 @@ Python's own 5 ms, several times per batch, would be the largest part of what a 
 def tune_process() -> None:
     """Let this process serve: to be called when all is imported, before it begins."""
     raise_open_file_limit()
+    keep_freed_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # What was imported stays. The collector takes 20 ms to walk it, and would again and again between tasks.
     gc.freeze()

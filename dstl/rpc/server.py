@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from dstl.errors import AccessDenied, DstlError, Invalid, brief
-from dstl.open_files import open_file_limit
 from dstl.rpc.codec import CALL, Call, Message, decode_message, encode_message
 from dstl.rpc.handshake import Refusal, Role, ServerHandshake, is_vouched_for, socket_address
 from dstl.rpc.protocol import (
@@ -25,6 +24,7 @@ from dstl.rpc.protocol import (
     set_tcp_options,
 )
 from dstl.runtime import end_tasks, few_turns
+from dstl.system_limits import open_file_limit
 
 _log = logging.getLogger(__name__)
 

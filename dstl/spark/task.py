@@ -27,6 +27,7 @@ from dstl.spark.task_attempt import WorkerProcess, run_attempt
 from dstl.spark.task_definition import PreparedOperator, TaskDefinition
 from dstl.spark.worker_process import count_task, executor_host
 from dstl.state.broadcast_state import BroadcastCopies
+from dstl.system_limits import keep_freed_memory
 
 _MOST_TASKS = 64
 """Operators that a process keeps: those of its running queries, with room for some that have ended."""
@@ -74,6 +75,7 @@ class OperatorTask:
             UserCodeError: The processor raised.
             Unavailable: The coordinator or a TaskManager is gone.
         """
+        keep_freed_memory()
         host = self.host or executor_host()
         worker = WorkerProcess(
             pid=os.getpid(),

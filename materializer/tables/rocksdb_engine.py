@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dstl.errors import CorruptData, Invalid, Unavailable
-from dstl.open_files import open_file_limit
 from dstl.options import RocksDBOptions
+from dstl.system_limits import open_file_limit
 
 _LEAST_WRITE_BUFFER = 4 << 20  # smaller ones make more files than their merging is worth
 

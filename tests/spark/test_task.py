@@ -5,6 +5,7 @@ import copy
 import json
 import os
 import pickle
+import platform
 import random
 import subprocess
 import sys
@@ -294,6 +295,30 @@ for task in range(1, 131):
         assert dropped() is None, task
 print(json.dumps([seen, gc.get_freeze_count(), gc.collect()]))
 """
+
+
+_BATCHES = """
+import resource, sys
+from dstl.system_limits import keep_freed_memory
+
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+for batch in range(20):
+    if batch == 10:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    columns = [b"x" * (1 << 20) for _ in range(20)]
+    del columns
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
+def test_a_batch_is_not_paid_for_with_page_faults_of_the_memory_that_the_last_one_freed() -> None:
+    faults = {
+        way: int(subprocess.run([sys.executable, "-c", _BATCHES, way], capture_output=True, check=True).stdout)
+        for way in ("kept", "given back")
+    }
+    assert faults["kept"] < 0.05 * faults["given back"]
 
 
 def test_a_worker_freezes_after_its_first_tasks_and_imports_and_never_their_garbage() -> None:
