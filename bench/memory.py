@@ -37,6 +37,7 @@ from bench.recovery import QUIET, materialize_now
 from dstl.checkpoint.assembly import recovery_work
 from dstl.runtime import system_runtime
 from dstl.store.local import LocalStore
+from dstl.system_limits import keep_freed_memory
 from dstl.taskmanager.memory_limit import resident_bytes
 from dstl.taskmanager.task_manager import table_opener
 from handles.checkpoint import CompletedCheckpoint
@@ -50,6 +51,7 @@ FETCHED = 20_000
 
 def filled_alone(kind: TableKind | Literal["dict"], directory: str, keys: int, value_bytes: int) -> dict[str, float]:
     """Fill a table, or a dictionary, in this process, which has done nothing else, and look what it holds."""
+    keep_freed_memory()
     rng = np.random.default_rng(1)
     place = Path(directory) / f"{kind}-{os.getpid()}"
     table = None if kind == "dict" else table_opener(kind, place)(OPERATOR)
@@ -79,6 +81,8 @@ def filled_alone(kind: TableKind | Literal["dict"], directory: str, keys: int, v
 
 def restore_alone(checkpoint: str, directory: str, kind: TableKind) -> dict[str, float]:
     """Restore in this process, which has done nothing else; MB that it grew by, then and at the most."""
+
+    keep_freed_memory()
 
     async def run() -> dict[str, float]:
         runtime, store = system_runtime(), LocalStore(str(Path(directory) / "objects"))
