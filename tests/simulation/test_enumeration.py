@@ -43,14 +43,6 @@ def test_a_fault_at_any_place_of_the_scenario_breaks_no_invariant(seed: int) -> 
         assert check(where, what, every, 1 + seed % every) >= 1
 
 
-@pytest.mark.long
-@pytest.mark.timeout(0)
-@pytest.mark.parametrize(("where", "what"), WAYS, ids=lambda each: str(each))
-def test_a_fault_at_every_place_of_the_scenario_breaks_no_invariant(where: str, what: FaultKind) -> None:
-    # A savepoint has seven places; some dozen connections are made.
-    assert check(where, what, 1, 1) > {"world.savepoint-1": 5, "connection": 10}.get(where, 20)
-
-
 def test_an_enumeration_that_was_killed_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,12 +60,6 @@ def test_a_driver_that_hears_of_its_commit_when_others_have_gone_on_breaks_no_in
     assert run_seed(31, plan=plan).violations == ()
 
 
-@pytest.mark.long
-@pytest.mark.timeout(0)
-def test_every_invariant_holds_for_new_seeds(seed: int) -> None:
-    check(run_seeds(range(seed, seed + 300)))
-
-
 def test_what_a_failed_seed_has_found_is_kept_by_a_test_that_exists() -> None:
     tests = "".join(path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py"))
     assert [each["kept_by"] for each in FAILED if f"def {each.get('kept_by', 'test_')}" not in tests] == []
