@@ -12,55 +12,15 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import functions as F
 
 from bench._figures import print_figures
+from bench._processor_time import processes, resident_mb
 from bench._stream import add_stream_arguments, session
 from dstl.options import BatchingOptions, CheckpointOptions, MaterializationOptions
 from dstl.spark import StateBackend
-
-_PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        tasks = Path(f"/proc/{pid}/task").iterdir()
-        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    except OSError:
-        return []
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def processes(pid: int) -> dict[str, list[int]]:
-    """Return a driver's processes by their kind."""
-    found: dict[str, list[int]] = {"driver": [pid]}
-    waiting = _children(pid)
-    while waiting:
-        child = waiting.pop()
-        waiting += _children(child)
-        command = _command(child)
-        kinds = {"java": "jvm", "dstl.process": "taskmanager", "pyspark": "worker"}
-        kind = next((kind for word, kind in kinds.items() if word in command), None)
-        if kind is not None:
-            found.setdefault(kind, []).append(child)
-    return found
-
-
-def resident_mb(pid: int) -> float:
-    """Return a process's resident memory; 0 where it has ended."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_MB
-    except OSError:
-        return 0.0
 
 
 def descriptors(pid: int) -> int:
@@ -86,7 +46,7 @@ class Curves:
 
     def sample(self, at: float) -> None:
         """Note what all processes have now."""
-        for kind, pids in processes(os.getpid()).items():
+        for kind, pids in processes().items():
             self._times.setdefault(kind, []).append(at)
             self._memory.setdefault(kind, []).append(sum(map(resident_mb, pids)))
             self._descriptors.setdefault(kind, []).append(sum(map(descriptors, pids)))

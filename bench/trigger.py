@@ -28,9 +28,9 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from bench._figures import print_figures
+from bench._processor_time import processes, resident_mb
 from bench._state_job import percentile
 from bench._stream import add_stream_arguments, session, write_batches
-from bench.soak import processes, resident_mb
 from dstl.checkpoint.report import CheckpointReport
 from dstl.spark import StateBackend
 
@@ -148,7 +148,7 @@ def _measure(args: argparse.Namespace, spark: Any, work: Path, keys: int, loads:
                     loaded = time.monotonic()
                     print(f"{keys:,} keys loaded in {loaded - began:.0f} s", file=sys.stderr)
                 time.sleep(0.2)
-            resident = sum(resident_mb(pid) for pid in processes(os.getpid()).get("taskmanager", []))
+            resident = sum(resident_mb(pid) for pid in processes().get("task_managers", []))
             seen = {each["batchId"]: each for each in query.recentProgress if each["numInputRows"]}
         finally:
             query.stop()

@@ -15,28 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from bench._processor_time import descendants
+
 pytestmark = pytest.mark.spark
 
 FILES, ROWS, KEYS = 9, 60, 9
 LIMIT_S = 200.0
-
-
-def _children(pid: int) -> list[tuple[int, str]]:
-    """Return pid and command of all descendants."""
-    parents: dict[int, list[tuple[int, str]]] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        parents.setdefault(parent, []).append((int(entry.name), command))
-    found, waiting = [], [pid]
-    while waiting:
-        below = parents.get(waiting.pop(), [])
-        found += below
-        waiting += [child for child, _ in below]
-    return found
 
 
 class Job:
@@ -59,9 +43,6 @@ class Job:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
-    def descendants(self) -> list[tuple[int, str]]:
-        return _children(self._process.pid)
-
     def kill_service(self) -> bool:
         """Kill the coordinator of files, and the TaskManager where there is one."""
         return self._kill(lambda line: "dstl.process" in line and "java" not in line)
@@ -72,7 +53,7 @@ class Job:
 
     def _kill(self, is_one: Callable[[str], bool], most: int = 100) -> bool:
         """Kill descendants by their command; returns whether there was one."""
-        found = [pid for pid, command in self.descendants() if is_one(command)][:most]
+        found = [pid for pid, command in descendants(self._process.pid).items() if is_one(command)][:most]
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -80,8 +61,7 @@ class Job:
 
     def kill(self) -> bool:
         """Kill the driver, and all that it has started."""
-        pids = [pid for pid, _ in self.descendants()]
-        for pid in [self._process.pid, *pids]:
+        for pid in [self._process.pid, *descendants(self._process.pid)]:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
