@@ -2,7 +2,7 @@
 
 Appends column batches in record order and persists them into a local directory through the real writer, storage and
 uploader; then reads all key groups, and one (the median of five), through the real reader. Medians of the rounds.
-Records are the issue's: a value and a key group, no key; ``--key-bytes 8`` adds distinct keys.
+A record is a value and a key group, without a key; ``--key-bytes 8`` adds distinct ones.
 
 ``--flink DIR`` runs Flink's own log on the same records, round by round in turn, and adds ``flink_append_persist_s``,
 ``flink_replay_s`` (its defaults, which upload while the records are appended) and the same with ``_at_once``

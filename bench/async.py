@@ -123,7 +123,3 @@ class _Query:
 
     async def close(self) -> None:
         await self._directory.close()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

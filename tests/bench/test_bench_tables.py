@@ -1,4 +1,4 @@
-"""The benchmarks without Spark run, print what the issue asks for, and their figures hang together."""
+"""The benchmarks without Spark run, and their figures hang together."""
 
 import importlib
 import json
