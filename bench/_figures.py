@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-_UNITS = {"s": "s", "ms": "ms", "mb": "MB", "share": "%", "pct": "%"}
+_UNITS = {"s": "s", "ms": "ms", "us": "us", "mb": "MB", "share": "%", "pct": "%"}
+_TIMES = {"s": "/s", "hour": "/h"}
 _RATIO = "ratio"
 
 
@@ -60,12 +61,13 @@ def _rows(figures: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, s
 
 
 def _unit(name: str) -> str:
-    """Return the unit that a figure's name says, as ``restore_s`` and ``checkpoint_ms.p50`` do."""
+    """Return the unit that a figure's name says, as ``restore_s``, ``checkpoint_ms.p50`` and ``events_per_s`` do."""
     for part in reversed(name.split(".")):
-        words = part.split("_")
+        of, _, per = part.partition("_per_")
+        words = of.split("_")
         if _RATIO in words:
             return "x"
-        found = next((_UNITS[word] for word in reversed(words) if word in _UNITS), "")
+        found = next((_UNITS[word] for word in reversed(words) if word in _UNITS), "") + _TIMES.get(per, "")
         if found:
             return found
     return ""

@@ -10,14 +10,13 @@ only the store's time counts, neither Spark's nor that of calls. ``now``, ``with
 
 import argparse
 import asyncio
-import json
 import random
 import sys
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bench._figures import add_json
+from bench._figures import add_json, print_figures
 from bench._models import models
 from dstl.files.config import FileConfig
 from dstl.files.file_log import FileLog
@@ -57,8 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, options in ARMS.items():
         result[name] = run_in_virtual_time(_run(args, options))
         print(f"{name}: {result[name]}", file=sys.stderr, flush=True)
-    if args.json:
-        print(json.dumps(result))
+    print_figures(result, as_json=args.json)
     return 0
 
 

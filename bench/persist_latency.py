@@ -9,7 +9,6 @@ saves most requests. ``--json`` prints one object on the last line of stdout; ti
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from bench._figures import add_json
+from bench._figures import add_json, print_figures
 from bench._hedging_run import SizeStore
 from bench._models import models
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
@@ -87,8 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         result[arm.name] = arm.report(args.rounds)
         print(f"{arm.name}: {time.monotonic() - began:.0f} s: {result[arm.name]}", file=sys.stderr, flush=True)
     result["wall_s"] = round(time.monotonic() - began, 1)
-    if args.json:
-        print(json.dumps(result))
+    print_figures(result, as_json=args.json)
     return 0
 
 

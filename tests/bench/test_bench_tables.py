@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import checkpoint, cost, memory, recovery, row, space
+from bench._figures import _rows
 
 ROOT = Path(__file__).parents[2]
 
@@ -108,6 +109,11 @@ def test_memory(capsys) -> None:
     assert 50 < found["rocksdb"]["disk_bytes_per_key"] < 300
     assert all(found[kind]["fetch_us"] > 0 for kind in ("heap", "rocksdb"))
     assert found["restore"]["peak_mb"] >= found["restore"]["restored_mb"] > 0
+
+
+def test_the_unit_of_a_rate_is_not_that_of_its_time() -> None:
+    figures = {"checkpoint_ms": {"p50": 1}, "events_per_s": 1, "mb_per_hour": 1, "requests_per_batch": 1}
+    assert [unit for _, _, unit in _rows(figures)] == ["ms", "/s", "MB/h", ""]
 
 
 def test_row(capsys) -> None:
