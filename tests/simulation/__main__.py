@@ -153,7 +153,7 @@ def _enumerate(every: int, path: Path | None) -> int:
 
 def _branches(seeds: range) -> int:
     """Print what is left untaken, module by module; return the exit code."""
-    print(f"seeds {seeds.start} to {seeds.stop - 1}")
+    print(f"seeds {seeds.start} to {seeds.stop - 1}", flush=True)
     for name, (count, untaken) in untaken_branches(seeds).items():
         print(f"{name:44}{count - len(untaken):4} of {count}")
         for line, to in untaken:
@@ -163,7 +163,7 @@ def _branches(seeds: range) -> int:
 
 def _reach(seeds: range) -> int:
     """Print what was not entered, package by package; return the exit code."""
-    print(f"seeds {seeds.start} to {seeds.stop - 1}")
+    print(f"seeds {seeds.start} to {seeds.stop - 1}", flush=True)
     entered, named = entered_functions(lambda: [run_worlds(seed) for seed in seeds]) | entered_at_import(), reasons()
     every = sorted(set(functions().values()))
     missed = [each for each in every if each not in entered]

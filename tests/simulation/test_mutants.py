@@ -4,6 +4,7 @@ How many it takes with the faults that a night's seeds draw: ``python -m tests.s
 """
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,6 @@ def test_bugs_are_counted_in_seeds_and_the_count_goes_on(tmp_path: Path, capsys:
     assert figures["bugs"][1]["seeds"] == 2
 
 
-def test_the_page_has_every_known_bug() -> None:
+def test_the_page_has_the_known_bugs() -> None:
     written = (ROOT / "dstl/docs/decisions/time-to-detection.md").read_text()
-    assert [each.name for each in MUTANTS if f"| `{each.name}` |" not in written] == []
+    assert sorted(re.findall(r"^\| `(\w+)` \|", written, re.MULTILINE)) == sorted(each.name for each in MUTANTS)
