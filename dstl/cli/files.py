@@ -131,7 +131,7 @@ def fork(
     made = asyncio.run(make_fork(directory, target, system_runtime(), console.opener(endpoint_url), also or ()))
 
     def show() -> None:
-        typer.echo(console.printable(f"{target} has the {made.batches} batches of {directory}"))
+        typer.echo(console.printable(f"{target} begins with what {directory} has; batches: {made.batches}"))
         if made.also:
             typer.echo(console.printable(f"its query needs spark.dstl.also={','.join(made.also)}"))
 

@@ -69,8 +69,8 @@ class CheckpointLog:
         """Take one report."""
         if isinstance(report, RestoreReport):
             _log.info(
-                "restored checkpoint %s in %.3f s (%d bytes, %d changes) for run %s",
-                report.checkpoint_id,
+                "restored %s in %.3f s (%d bytes, %d changes) for run %s",
+                "an empty state" if report.checkpoint_id is None else f"checkpoint {report.checkpoint_id}",
                 report.seconds,
                 report.bytes,
                 report.changes,

@@ -137,6 +137,8 @@ def test_the_watermark_of_the_slowest_operator_is_said_and_shown(caplog: pytest.
 def test_a_restore_is_logged_with_what_it_read(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "dstl.checkpoints"):
         CheckpointLog()(RestoreReport(run_id="r", checkpoint_id=6, seconds=0.25, bytes=10, changes=3))
+        CheckpointLog()(RestoreReport(run_id="s", checkpoint_id=None, seconds=0.25, bytes=0, changes=0))
+    assert "restored an empty state in 0.250 s (0 bytes, 0 changes) for run s" in caplog.text
     assert "restored checkpoint 6 in 0.250 s (10 bytes, 3 changes) for run r" in caplog.text
 
 
