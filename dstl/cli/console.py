@@ -30,7 +30,7 @@ from dstl.option_sources import resolve
 from dstl.options import S3Options, SealingOptions
 from dstl.runtime import Runtime, closed_after, system_runtime
 from dstl.store.base import ObjectStore
-from dstl.store.location import open_store
+from dstl.store.location import absolute_location, open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -227,7 +227,7 @@ def run_at(
 
 def open_at(location: str, endpoint_url: str | None) -> ObjectStore:
     """Open a location's store, with the key that ``DSTL_SEALING_KEY_FILE`` names where its objects are sealed."""
-    return open_store(location, s3_options(endpoint_url), sealing_options())
+    return open_store(absolute_location(location), s3_options(endpoint_url), sealing_options())
 
 
 def opener(endpoint_url: str | None) -> Callable[[str], ObjectStore]:
