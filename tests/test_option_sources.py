@@ -73,3 +73,14 @@ def test_a_number_that_is_not_finite_is_refused_by_the_name_of_its_option() -> N
     for kind, name in numbers:
         with pytest.raises(ValueError, match=rf"{name}\n  Input should be a finite number"):
             kind(**{name: math.inf})
+
+
+def test_more_seconds_than_a_clock_has_room_for_are_refused_by_the_name_of_their_option() -> None:
+    """Such a number was taken, and a bare OverflowError of the loop or of a message ended the query."""
+    seconds = [(section, name) for section, kind in SECTIONS.items() for name in kind.model_fields if name[-2:] == "_s"]
+    assert len(seconds) > 25
+    for section, name in seconds:
+        told = {f"spark.dstl.{section}.{name}": "1e308"}
+        with pytest.raises(Invalid, match=rf"{section}\.{name}: input should be at most 1000000000 seconds"):
+            resolve(section, SECTIONS[section], None, {}, told)
+        SECTIONS[section](**{name: 1e9})

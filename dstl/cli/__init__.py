@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import io
-import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,9 +13,9 @@ __all__ = ["application", "main"]
 
 def main() -> None:
     """Run the command line."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # stored names may have what the terminal's encoding has not
+    from dstl.cli.console import open_output
+
+    open_output()
     application()()
 
 

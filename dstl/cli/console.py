@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import io
 import json
 import os
 import re
@@ -29,7 +30,7 @@ from dstl.option_sources import resolve
 from dstl.options import S3Options, SealingOptions
 from dstl.runtime import Runtime, closed_after, system_runtime
 from dstl.store.base import ObjectStore
-from dstl.store.location import open_store
+from dstl.store.location import absolute_location, open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,6 +56,8 @@ _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 """Of each unit."""
 _UNBOUNDED = 10_000
 """Columns: rich has no way to say that a table has no limit, and no table here comes near it."""
+STANDARD_OUTPUT = "standard output"
+"""The file name of its errors."""
 SHOWN_ROWS = 20
 """Rows of a long list on a terminal, which has 24 lines unless it says otherwise; ``--json`` has all."""
 # Characters that change the direction of text, and so can show a name as another one.
@@ -158,18 +161,45 @@ def print_table(table: Table, *, wide: bool = False, file: IO[str] | None = None
     Console(file=file, width=_UNBOUNDED if wide else None, soft_wrap=True).print(table)
 
 
+class _StandardOutput(io.FileIO):
+    """Standard output, whose errors say that they are of it: those of a socket, say, name no file either."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = STANDARD_OUTPUT
+            raise
+
+
+def open_output() -> None:
+    """Open standard output and error for what is stored, which may have what the terminal's encoding has not."""
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="backslashreplace")
+    before = sys.stdout
+    if before is None:  # who has started the command has closed it
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    elif isinstance(before, io.TextIOWrapper):
+        raw = _StandardOutput(before.fileno(), "w", closefd=False)
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(raw), before.encoding, "backslashreplace", line_buffering=before.line_buffering
+        )
+
+
 @contextmanager
 def errors_as_exit() -> Iterator[None]:
     """Turn an error of ours, or a full disk behind standard output, into a line on standard error and an exit code."""
     try:
         yield
+        sys.stdout.flush()
     except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise  # of one who has read enough: typer ends the command without a word
-        if error.filename is None:
+        if error.filename == STANDARD_OUTPUT:
+            if isinstance(error, BrokenPipeError):
+                raise  # of one who has read enough: typer ends the command without a word
             # What is left in the buffer is written at the exit, which would fail again, with an exit code of Python's.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        typer.echo(f"Invalid: {printable(error.filename or 'standard output')}: {error.strerror or error}", err=True)
+        place = "" if error.filename is None else f"{error.filename}: "
+        typer.echo(f"Invalid: {printable(place)}{error.strerror or error}", err=True)
         raise typer.Exit(2) from None
     except DstlError as error:
         typer.echo(f"{type(error).__name__}: {printable(error)}", err=True)
@@ -197,7 +227,7 @@ def run_at(
 
 def open_at(location: str, endpoint_url: str | None) -> ObjectStore:
     """Open a location's store, with the key that ``DSTL_SEALING_KEY_FILE`` names where its objects are sealed."""
-    return open_store(location, s3_options(endpoint_url), sealing_options())
+    return open_store(absolute_location(location), s3_options(endpoint_url), sealing_options())
 
 
 def opener(endpoint_url: str | None) -> Callable[[str], ObjectStore]:

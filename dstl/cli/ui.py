@@ -49,7 +49,7 @@ def ui(
         page = Page(console.parse_duration(poll))
         _check_directories(location)
         loop, runtime = IoLoop("dstl-ui"), system_runtime()
-        store = console.open_at(absolute_location(location), endpoint_url)
+        store = console.open_at(location, endpoint_url)
         with loop.closing(store):
             reader = StoreReader(store, runtime)
             found = loop.run(reader.overview(), _ANSWER_S)

@@ -7,7 +7,7 @@ import json
 import logging
 import zipfile
 import zlib
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -43,11 +43,13 @@ class CheckpointFiles:
         entries: Its committed files, by path.
         reader: Reads them.
         origins: The locations elsewhere that they may lie in.
+        look: Reads the entries as they are now: a query that runs lets go of old files.
     """
 
     entries: Mapping[str, FileEntry]
     reader: FileReader
     origins: Origins
+    look: Callable[[], Awaitable[Mapping[str, FileEntry]]]
 
     @property
     def elsewhere(self) -> dict[str, bool]:
@@ -83,31 +85,38 @@ async def opened_files(
     store, plain = open_store(location_of(root)), open_store(plain_location_of(root))
     reader = FileReader(store, plain, runtime, origins=origins)
     async with closed_after(plain, store, reader):
-        index = FileIndex()
-        scan = await ManifestReader(store, runtime).scan()
-        steps = file_steps(scan, store.location, scan.query_id if is_of_a_backend(root) else FILES_OWNER)
-        if not steps:
-            raise MissingState(
-                f"{root} holds no files: no query has written there through dstl://. A StateBackend's directory is its "
-                "checkpoint_location, which ends with _spark"
-            )
-        for sequence, files in steps:
-            index.apply(files, sequence)
-        found = (entry for entry in index if not entry.path.startswith(f"{HELD}/"))
-        entries = {entry.path: entry for entry in sorted(found, key=lambda each: each.path)}
-        yield CheckpointFiles(entries, reader, origins)
+
+        async def look() -> dict[str, FileEntry]:
+            index = FileIndex()
+            scan = await ManifestReader(store, runtime).scan()
+            steps = file_steps(scan, store.location, scan.query_id if is_of_a_backend(root) else FILES_OWNER)
+            if not steps:
+                raise MissingState(
+                    f"{root} holds no files: no query has written there through dstl://. A StateBackend's directory is "
+                    "its checkpoint_location, which ends with _spark"
+                )
+            for sequence, files in steps:
+                index.apply(files, sequence)
+            found = (entry for entry in index if not entry.path.startswith(f"{HELD}/"))
+            return {entry.path: entry for entry in sorted(found, key=lambda each: each.path)}
+
+        yield CheckpointFiles(await look(), reader, origins, look)
 
 
 async def verify_files(files: CheckpointFiles, on_progress: Progress = lambda done, total: None) -> list[str]:
-    """Read every byte of every file; returns what is wrong, each with path and object."""
-    problems = []
+    """Read every byte of every file; returns what is wrong, each with path and object.
+
+    What a query that runs has let go of meanwhile is not.
+    """
+    problems: dict[str, str] = {}
     for done, entry in enumerate(files.entries.values()):
         on_progress(done, len(files.entries))
         try:
             await files.reader.read(entry)
         except (CorruptData, MissingState) as error:
-            problems.append(f"{entry.path}: {error}")
-    return problems
+            problems[entry.path] = f"{entry.path}: {error}"
+    now = await files.look() if problems else {}
+    return [problem for path, problem in problems.items() if now.get(path) == files.entries[path]]
 
 
 async def export_files(
@@ -118,14 +127,25 @@ async def export_files(
     The barriers come last, so that what is cut off begins again at an earlier batch or not at all.
 
     Raises:
-        Invalid: There is something in the target already.
+        Invalid: There is something in the target already; or a query that runs has let go of a file meanwhile.
+        MissingState: A file is not there.
+        CorruptData: A file is damaged.
     """
     async for info in target.list(""):
         raise Invalid(f"{target.location} holds {info.name} already: export into an empty directory")
     ordered = sorted(files.entries.values(), key=lambda entry: barrier_batch(entry.path) is not None)
     for done, entry in enumerate(ordered):
         on_progress(done, len(ordered))
-        await target.put(entry.path, await files.reader.read(entry))
+        try:
+            content = await files.reader.read(entry)
+        except (CorruptData, MissingState):
+            if (await files.look()).get(entry.path) == entry:
+                raise
+            raise Invalid(
+                f"{entry.path} is no longer needed by the query, which runs: export it once it has stopped, into "
+                f"another directory than {target.location}, which has a part of it now"
+            ) from None
+        await target.put(entry.path, content)
     return sum(entry.size for entry in ordered)
 
 

@@ -159,7 +159,10 @@ def plain_location_of(root: str) -> str:
     """
     parts = urlsplit(root)
     if parts.scheme != SCHEME or parts.query or parts.fragment:
-        raise Invalid(f"not a checkpoint directory: {root!r}; write {SCHEME}://bucket/path or {SCHEME}:///path")
+        raise Invalid(
+            f"not a checkpoint directory: {root!r}; write {SCHEME}://bucket/path or {SCHEME}:///path, with %3F and %23 "
+            "for ? and #, or the checkpoint_location of a StateBackend as it shows it"
+        )
     path = parts.path.strip("/")
     if is_of_a_backend(root):
         path = unquote(path.replace("~", "%"))

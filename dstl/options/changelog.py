@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from pydantic import Field
+
+from dstl.options.section import OptionSection
 
 
-class BatchingOptions(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class BatchingOptions(OptionSection, frozen=True):
     """Sealing of a TaskManager's changelog into segments."""
 
     segment_size: int = Field(default=5 << 20, gt=0)
@@ -36,7 +38,7 @@ class BatchingOptions(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fals
     are faster still and 15-25 % larger."""
 
 
-class UploadOptions(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class UploadOptions(OptionSection, frozen=True):
     """Upload of one object into the store."""
 
     max_attempts: int = Field(default=5, ge=1)
@@ -78,7 +80,7 @@ class UploadOptions(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False)
     bytes each); fewer: more orphans when the store cannot be reached."""
 
 
-class HedgingOptions(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class HedgingOptions(OptionSection, frozen=True):
     """Second requests for objects whose first is late. See ``dstl/changelog/upload/hedging.py``."""
 
     enabled: bool = True

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import Field, field_validator
+
+from dstl.options.section import OptionSection
 
 
-class ClusterOptions(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class ClusterOptions(OptionSection, frozen=True):
     """Coordinator and TaskManagers on another master than ``local[...]``."""
 
     host: str | None = None
@@ -30,7 +32,7 @@ class ClusterOptions(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False
     ``task_managers`` of them have to be started by hand, and their operator replaces a lost one."""
 
 
-class WorkerOptions(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class WorkerOptions(OptionSection, frozen=True):
     """Spark's Python workers that run the query's tasks."""
 
     freeze: bool = True
@@ -42,7 +44,7 @@ class WorkerOptions(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False)
     and drop them later."""
 
 
-class MemoryOptions(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class MemoryOptions(OptionSection, frozen=True):
     """Memory of a TaskManager. What would outgrow it is refused (``StateTooLarge``), and the query ends with its last
     checkpoint, before the host kills the process."""
 
@@ -56,7 +58,7 @@ class MemoryOptions(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False)
     grow; less: more of the memory is of use. 0: it is not looked at."""
 
 
-class MetricsOptions(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class MetricsOptions(OptionSection, frozen=True):
     """The driver's endpoint for metrics and its page."""
 
     port: int | None = Field(default=None, ge=0, le=65535)
@@ -71,7 +73,7 @@ class MetricsOptions(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False
     for there is no password and no TLS."""
 
 
-class S3Options(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class S3Options(OptionSection, frozen=True):
     """Access to S3. Credentials are no option: they come from the SDK's provider chain (environment, profile,
     web identity, container or instance role), so that no secret is ever in a configuration."""
 
@@ -125,7 +127,7 @@ class S3Options(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         return value
 
 
-class SealingOptions(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class SealingOptions(OptionSection, frozen=True):
     """Sealing of stored objects with a key, so that who can write to the bucket cannot forge state."""
 
     key_file: str | None = None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from dstl.errors import Invalid
+from dstl.options.section import OptionSection
 
 
-class CheckpointOptions(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class CheckpointOptions(OptionSection, frozen=True):
     """Making and keeping of checkpoints."""
 
     timeout_s: float = Field(default=600.0, gt=0)
@@ -58,7 +59,7 @@ def check_grace(checkpoints: CheckpointOptions) -> None:
         )
 
 
-class TriggerOptions(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class TriggerOptions(OptionSection, frozen=True):
     """Reasons to start a materialization. Every reason but the interval can be turned off with None."""
 
     interval_s: float = Field(default=600.0, gt=0)
@@ -164,7 +165,7 @@ class MaterializationOptions(TriggerOptions, frozen=True):
     20 s per GB of a TaskManager); shorter: a process ends sooner, and the next run uploads the same again."""
 
 
-class RocksDBOptions(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class RocksDBOptions(OptionSection, frozen=True):
     """RocksDB tables (``table="rocksdb"``). A TaskManager has one for each operator and one block cache for them all:
     its memory is about ``block_cache_bytes``, and ``max_write_buffers * write_buffer_bytes`` for each operator."""
 

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import datetime as dt
+import errno
+import functools
 import json
 import os
 import pty
@@ -17,6 +19,7 @@ from typing import Any
 import google_crc32c
 import pyarrow.parquet as pq
 import pytest
+import typer
 from pyspark.sql.types import StructType
 from typer.testing import CliRunner
 
@@ -25,6 +28,7 @@ from dstl.checkpoint.savepoint.creation import choose_checkpoint
 from dstl.checkpoint.savepoint.format import Savepoint, SavepointFile, SavepointObjects
 from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
 from dstl.checkpoint.state_catalogue import ExpectedOperator, StateCatalogue
+from dstl.cli.console import errors_as_exit
 from dstl.cli.savepoint import app as savepoint_app
 from dstl.cli.state import app
 from dstl.errors import CorruptData
@@ -243,7 +247,7 @@ def test_what_is_not_there_is_named_with_what_is(location: str, tmp_path: Path) 
     assert "name it with --out" in read(location, "value", "--format", "parquet", code=2)
     assert "exclude each other" in read(location, "value", "--checkpoint", "2", "--savepoint", "mine", code=2)
     assert "cannot be written" in read(location, "value", "--out", str(tmp_path / "no" / "where"), code=2)
-    assert "retains: none" in read(str(tmp_path / "empty"), "value", code=1)
+    assert "not a location of DSTL" in read(str(tmp_path / "empty"), "value", code=2)
     done = RUNNER.invoke(app, ["read", location, "--operator", "other", "--state", "value"])
     assert (done.exit_code, "has no operator 'other'; it has 'op'" in done.output) == (2, True)
 
@@ -308,15 +312,44 @@ def test_a_table_shows_what_is_stored_and_sends_no_control_to_the_terminal(tmp_p
         assert not any((ord(each) < 32 and each != "\n") or 127 <= ord(each) < 160 for each in output)
 
 
-@pytest.mark.parametrize(
-    "arguments", [("read", "--operator", "op", "--state", "elements"), ("list", "--json")], ids=" ".join
-)
-def test_a_full_disk_behind_standard_output_is_not_taken_for_damage(arguments: tuple[str, ...], location: str) -> None:
-    """It ended in a traceback, with the exit code of what is damaged or missing."""
-    command = [sys.executable, "-m", "dstl.cli", "state", arguments[0], location, *arguments[1:]]
+READ = ("read", "--operator", "op", "--state", "elements")
+
+
+@pytest.mark.parametrize("arguments", [READ, (*READ, "--json"), ("list", "--json")], ids=" ".join)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_standard_output_is_not_taken_for_damage(
+    arguments: tuple[str, ...], unbuffered: str, location: str
+) -> None:
+    """It ended in a traceback, with the exit code of what is damaged or missing, or with one of Python's."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        done = state_command(arguments[0], location, *arguments[1:], stdout=full, env=environment)
     assert (done.returncode, done.stderr) == (2, "Invalid: standard output: No space left on device\n")
+
+
+def test_what_nobody_reads_or_a_program_has_closed_is_no_traceback(location: str) -> None:
+    """Few lines of JSON were written at the exit, which failed with an exit code of Python's."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = state_command(READ[0], location, *READ[1:], "--json", stdout=writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+    closed = state_command(READ[0], location, *READ[1:], "--json", preexec_fn=functools.partial(os.close, 1))
+    assert (closed.returncode, closed.stderr) == (0, "")
+
+
+def test_an_error_that_names_no_file_is_not_taken_for_standard_outputs(capsys: pytest.CaptureFixture[str]) -> None:
+    """A socket's, say: it was told as one of standard output, which got nothing more then."""
+    before = os.fstat(1)
+    with pytest.raises(typer.Exit) as ended, errors_as_exit():
+        raise OSError(errno.EMFILE, "Too many open files")
+    assert (ended.value.exit_code, capsys.readouterr().err) == (2, "Invalid: Too many open files\n")
+    assert os.path.samestat(os.fstat(1), before)
+
+
+def state_command(*arguments: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dstl.cli", "state", *arguments]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, **how)
 
 
 def test_what_an_encoding_has_no_character_for_is_written_out(tmp_path: Path) -> None:

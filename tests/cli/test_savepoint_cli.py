@@ -86,11 +86,19 @@ def live_a_whole_life(job: str, other: str, call: Callable[..., str]) -> None:
     assert "not a location of DSTL" in call("list", other, code=2)
 
 
+def test_a_savepoint_names_its_source_as_any_process_finds_it(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its descriptor had the path as it was typed, which leads nowhere from another directory."""
+    monkeypatch.chdir(Path(job).parent)
+    for name, to in (("here", []), ("there", ["--to", "other"])):
+        assert json.loads(call("create", Path(job).name, name, *to, "--json"))["source"] == job
+
+
 def test_exit_codes_say_what_to_do(job: str, tmp_path: Path) -> None:
     call("create", job, "mine")
     assert "has a savepoint 'mine': delete it, or use another name" in call("create", job, "mine", code=2)
     assert "not a savepoint name" in call("create", job, "a/b", code=2)
-    assert "retains: none" in call("create", str(tmp_path / "empty"), "x", code=1)
+    # As of every other command: not the exit code of what is damaged or missing.
+    assert "not a location of DSTL" in call("create", str(tmp_path / "empty"), "x", code=2)
     assert "has no checkpoint 77" in call("create", job, "x", "--checkpoint", "77", code=1)
     assert "has no savepoint 'none'" in call("verify", job, "none", code=1)
     assert "has no savepoint 'none'" in call("delete", job, "none", "--commit", code=1)

@@ -119,5 +119,21 @@ def test_only_columns_of_the_stream_can_group(home: Home) -> None:
                 backend.groupBy(df, wrong)  # type: ignore[arg-type]
         for expression in (F.col("s.k"), F.upper("k"), F.col("k").alias("k"), F.lit("k"), F.window("t", "1 second")):
             grouped = backend.groupBy(df, expression)
-            with pytest.raises(Invalid, match="not a column of the stream, which the key of a state must be"):
+            with pytest.raises(Invalid, match="not a column of the stream, which the key of a state must be: add it"):
                 grouped.transformWithState(Latest(), "k string", "append", "none")
+
+
+def test_a_quoted_name_that_an_aggregation_takes_is_taken_of_a_processors_key(home: Home) -> None:
+    """There was no such column, it said, and of one with a dot that it was none or had a dot."""
+    df = home.stream("k string, `a b` long, `a.b` long, `a``b` long").read()
+    with home.backend() as backend:
+        plain = df.drop("a.b", "a`b")
+        backend.groupBy(plain, "`k`", "`a b`").transformWithState(Latest(), "k string", "append", "none")
+        for name in ("a.b", "a`b"):
+            quoted = f"`{name.replace('`', '``')}`"
+            for by in (quoted, F.col(quoted)):
+                assert name in backend.groupBy(df, by).count().columns
+                with pytest.raises(Invalid, match=f"column '{name}' has a dot or a backtick in its name, which"):
+                    backend.groupBy(df.select("k", quoted), by).transformWithState(
+                        Latest(), "k string", "append", "none"
+                    )

@@ -308,6 +308,23 @@ def test_the_command_line_advises_the_checkpoint_directory_that_a_query_may_have
     assert "checkpointLocation backend.checkpoint_location" in done.stdout
 
 
+def test_a_directory_that_sparks_reader_does_not_find_is_read_by_a_link(sparks_store: None, home: Home) -> None:
+    """Spark escapes a blank in the name, and said then that no batch was committed there: no word of what to do."""
+    source = home.stream("k string, v long")
+    source.add([{"k": "a", "v": 1}])
+    df, old, new = source.read(), home.path / "old # dir", home.path / "new # dir"
+    stays = df.groupBy("k").agg(F.sum("v"))
+    drain(source, stays, str(old))
+    options = {"aggregates": {0: {"s": "sum(v)"}}, "new_checkpoint": str(new / "_spark"), "spark": home.spark}
+    with pytest.raises(Invalid, match=r"looks for .*/old%20%23%20dir: let a link of a name without blanks.* lead to"):
+        migrate_state(str(old), new, **options)
+    (home.path / "link").symlink_to(old)
+    report = migrate_state(str(home.path / "link"), new, **options)
+    source.add([{"k": "a", "v": 10}])
+    with home.backend(new.name, restore_from=report.savepoint) as backend:
+        assert drain(source, backend.groupBy(df, "k").agg(F.sum("v").alias("s")), backend) == [("a", 11)]
+
+
 def test_what_is_not_to_be_had_is_refused_before_anything_is_written(sparks_store: None, home: Home) -> None:
     source = home.stream("k string, j int, v int, t timestamp")
     source.add(rows_of(0))

@@ -114,6 +114,19 @@ class QueryDirectory:
         read = self._read
         return position_of(self.location, read("metadata"), last, read(f"offsets/{last}"), read(f"commits/{last}"))
 
+    def check_name(self) -> None:
+        """Refuse a path that Spark's reader of state escapes, to look for a directory of the escaped name then.
+
+        Raises:
+            Invalid: It has a blank, say.
+        """
+        escaped = str(self._root.toUri().toString())
+        if escaped != str(self._root.toString()):
+            raise Invalid(
+                f"{self.location}: Spark's reader of state looks for {escaped}: let a link of a name without blanks, "
+                "%, # and ? lead to the directory, or copy it there, and migrate that"
+            )
+
     def check_empty(self, target: str) -> None:
         """Refuse a directory that has anything in it.
 

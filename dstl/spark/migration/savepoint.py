@@ -131,6 +131,7 @@ def migrate_state(
     session, target = session_of(spark), shared_location(location)
     directory = QueryDirectory(session, checkpoint)
     position = directory.position()
+    directory.check_name()
     found = operators_of(directory.location, _rows(session, "state-metadata", directory.location))
     names = name_operators(directory.location, found, operators or {}, ttl_ms or {})
     given = {column: parse_ddl(f"c {kind}")["c"].dataType for column, kind in (types or {}).items()}

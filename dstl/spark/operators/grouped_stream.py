@@ -382,13 +382,18 @@ class GroupedStream:
         Raises:
             Invalid: One is an expression.
         """
-        for each in self._by:
-            if not isinstance(each, str):
-                raise Invalid(
-                    f"groupBy({each!r}) is not a column of the stream, which the key of a state must be, or its name "
-                    "has a dot: add it with withColumn() and group by its name"
-                )
-        return [str(each) for each in self._by]
+        return [self._name_of(each) for each in self._by]
+
+    def _name_of(self, one: str | Column) -> str:
+        if isinstance(one, str) and one in self._df.columns:
+            return one
+        name = _column_name(self._df, one)
+        if not name and isinstance(one, Column):
+            raise Invalid(
+                f"groupBy({one!r}) is not a column of the stream, which the key of a state must be: add it with "
+                "withColumn() and group by its name"
+            )
+        return name or str(one)  # that there is no such column is said with those that there are
 
 
 def grouping_columns(df: DataFrame, cols: Sequence[Any]) -> list[str | Column]:
@@ -409,19 +414,19 @@ def _column(df: DataFrame, one: Any) -> str | Column:
             raise Invalid(f"groupBy({one}): positions go from 1 to {len(df.columns)}, the number of columns")
         return str(df.columns[one - 1])
     if isinstance(one, Column):
-        # A plain column shows itself by its name; a nested field, an alias and any other expression do not. What has a
-        # dot would be taken for a nested field by its name.
-        name = _shown_name(df, one)
-        if "." not in name and name in df.columns and repr(one) in (f"Column<'{name}'>", f"Column<'`{name}`'>"):
-            return str(name)
-        return one
+        name = _column_name(df, one)
+        # By such a name Spark would look for a nested field, or not know what is quoted.
+        return one if not name or "." in name or "`" in name else name
     raise Invalid(f"groupBy({one!r}) is neither a column of the stream nor an expression")
 
 
-def _shown_name(df: DataFrame, one: Column) -> str:
-    """Return the name of the column that an expression makes; empty where it makes none by itself."""
+def _column_name(df: DataFrame, one: str | Column) -> str:
+    """Return the name of the column that Spark finds by this; empty for a nested field, an alias and all else."""
     try:
-        (name,) = df.select(one).columns
+        selected = df.select(one)
     except PySparkException:
         return ""  # a session window, say: an aggregation by it says what is wrong
-    return str(name)
+    plan = selected._jdf.queryExecution().analyzed()
+    is_column = plan.nodeName() == "Project" and plan.projectList().head().nodeName() == "AttributeReference"
+    name = str(selected.columns[0])
+    return name if is_column and len(selected.columns) == 1 and name in df.columns else ""
