@@ -164,7 +164,8 @@ def _unread(asked: _Asked) -> DstlError:
     names = ", ".join(map(repr, asked.parallelism if asked.is_new else asked.unread))
     return Invalid(
         f"batch {asked.batch_id} is not committed: the query does not read operator {names}. Define what the query "
-        "writes and nothing else, or write the results of all operators in one query (a union, say)"
+        "writes and nothing else, or write the results of all operators in one query (a union, say). If this query is "
+        "of another StateBackend at the same location, Spark asks the newer of the two: start the query again with it"
     )
 
 

@@ -64,7 +64,7 @@ class ManifestScan:
         Raises:
             MissingState: There is none, or none of that number.
             CorruptData: Its record, or a newer one, is damaged.
-            Invalid: A newer version wrote the record; or no query has written to the location.
+            Invalid: A newer version wrote the record.
         """
         found = {each.checkpoint_id: each for each in self.retained}
         newest = max(found, default=0)
@@ -75,8 +75,6 @@ class ManifestScan:
         elif checkpoint_id in self.damaged:
             raise self.damaged[checkpoint_id]
         chosen = found.get(newest if checkpoint_id is None else checkpoint_id)
-        if not self.listed:
-            raise no_location(location, "it holds no manifest")
         if chosen is None:
             held = ", ".join(map(str, sorted(found))) or "none"
             wanted = "checkpoint" if checkpoint_id is None else f"checkpoint {checkpoint_id}"

@@ -160,7 +160,6 @@ async def choose_checkpoint(
     Raises:
         MissingState: There is none, or none of that number.
         CorruptData: Its manifest, or a newer one, is damaged.
-        Invalid: No query has written to the location.
     """
     return (await ManifestReader(store, runtime).scan()).choose(checkpoint_id, store.location)
 
@@ -191,7 +190,6 @@ async def create_savepoint(
         ObjectExists: The target has a savepoint of that name, or had one that a job has claimed.
         MissingState: No such checkpoint, or it was subsumed while it was copied.
         CorruptData: The checkpoint is damaged.
-        Invalid: No query has written to the source.
         OutcomeUnknown: The savepoint may be there: look with list.
     """
 
