@@ -120,11 +120,11 @@ class QueryDirectory:
         Raises:
             Invalid: It has a blank, say.
         """
-        escaped = str(self._root.toUri().toString())
-        if escaped != str(self._root.toString()):
+        uri = self._root.toUri()
+        if uri.getRawPath() != uri.getPath():
             raise Invalid(
-                f"{self.location}: Spark's reader of state looks for {escaped}: let a link of a name without blanks, "
-                "%, # and ? lead to the directory, or copy it there, and migrate that"
+                f"{self.location}: Spark's reader of state looks for {uri.getRawPath()}: let a link of a name without "
+                "blanks, %, # and ? lead to the directory, or copy it there, and migrate that"
             )
 
     def check_empty(self, target: str) -> None:
