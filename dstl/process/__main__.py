@@ -1,6 +1,6 @@
 """``python -m dstl.process``: see :mod:`dstl.process.program`.
 
-What a process needs are its imports, at first. So they leave out, before the first of them, what it has no use for.
+Imports are most of what a start costs: what a process has no use for is turned off before the first of them.
 """
 
 import gc
