@@ -20,6 +20,7 @@ from handles.checkpoint import CompletedCheckpoint
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from worlds.materialization import SlowBases
 from worlds.service import TWO, Driver, Job, check_durable, retained
+from worlds.waiting import until
 
 BY_SIZE = MaterializationOptions(min_log_bytes=1, publish_within_s=60.0)
 """A base is due where the log is longer than a fifth of the state, and by nothing else in a test's time."""
@@ -61,11 +62,8 @@ async def nobody() -> tuple[str, ...]:
 
 async def until_finished(driver: Driver) -> None:
     """Every TaskManager has materialized what is due, and no checkpoint names it."""
-    async with asyncio.timeout(20):
-        for member in driver.members.values():
-            manager = member.backend.tracker.manager
-            while manager.running or len(manager.waiting()) < len(TWO):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+    managers = [member.backend.tracker.manager for member in driver.members.values()]
+    await until(lambda: all(not m.running and len(m.waiting()) >= len(TWO) for m in managers), "every base")
 
 
 async def test_runs_of_one_batch_get_their_bases(job: Job) -> None:

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from dstl.taskmanager.config import TaskManagerConfig
 from tests.simulation.virtual_time import seeded_runtime
 from worlds.echo import Echo, Echoed
 from worlds.service import MAX_PARALLELISM, Driver, coordinator, query_directory, resolve_states
+from worlds.waiting import until
 
 
 class ProcessDriver(Driver):
@@ -96,13 +97,6 @@ async def process_driver(where: Path, seed: int, retry_s: float) -> AsyncIterato
 
 def has_ended(pid: int) -> bool:
     return all(process.pid != pid or process.poll() is not None for process in launch_spec._detached)
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what} within 30 s"
-        await asyncio.sleep(0.02)
 
 
 @pytest.fixture(autouse=True)

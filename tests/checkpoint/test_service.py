@@ -29,6 +29,7 @@ from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.virtual_time import seeded_runtime
 from worlds.service import Driver, Job, copy_of, resolve_states, state_of
+from worlds.waiting import until
 
 
 async def test_a_run_is_restarted_in_the_same_driver_without_reading_state_again(job: Job) -> None:
@@ -75,9 +76,7 @@ async def test_a_task_manager_lost_while_another_is_restored_leaves_no_key_group
         async with asyncio.timeout(10):
             await held.wait()
         await driver.members["tm-2"].kill()
-        async with asyncio.timeout(10):
-            while len(driver.members) < 4:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: len(driver.members) == 4, "two others")
         go_on.set()
         # Each task reads what the batch before has left, of all its key groups.
         await batch
@@ -236,7 +235,7 @@ async def test_a_commit_that_its_driver_leaves_is_no_error_of_asyncio_s(
         await driver.run_uncommitted("run-1", 0)
         job.store.rules = [FaultRule(Fault.STUCK, "put", chance=1.0, only=".seg", delay_s=0.0)]
         commit = asyncio.ensure_future(driver.commit("run-1", 0))
-        await asyncio.sleep(0.2)
+        await until(lambda: job.store.fired, "the put")
         commit.cancel()
         with pytest.raises(asyncio.CancelledError):
             await commit
@@ -425,9 +424,7 @@ async def test_a_start_costs_the_same_requests_however_many_came_before(
                 # As Spark does, which keeps a hundred: each lies in a record.
                 await driver.directory.delete(f"{kind}/{run - kept}", f"run-{run}")
             await driver.service.bases.finish()
-            async with asyncio.timeout(20):
-                while "the cleaner has passed" not in caplog.text:  # noqa: ASYNC110
-                    await asyncio.sleep(0.005)
+            await until(lambda: "the cleaner has passed" in caplog.text, "the cleaner")
         caplog.clear()
         requests.append(store.calls.total() - before)
         records.append(len(await job.names("manifests/")))

@@ -25,8 +25,9 @@ from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager.config import TaskManagerConfig
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
-from worlds.files import ROOT, Jvm, Stores, application, driven, kept, until
+from worlds.files import ROOT, Jvm, Stores, application, driven, kept
 from worlds.memory_recorder import MemoryRecorder
+from worlds.waiting import until
 from worlds.wrapped_store import Gate, is_segment
 
 HOST = "127.0.0.2"
@@ -183,9 +184,6 @@ async def test_queries_one_after_the_other_leave_no_directory_open(stores: Store
     # Those that tests before have left to an error's traceback are none of this one's.
     before = count_directories()
 
-    async def are_closed() -> bool:
-        return count_directories() <= before + 2
-
     async with application(stores) as app:
         for number in range(12):
             root = f"dstl:///jobs/query{number}"
@@ -195,7 +193,7 @@ async def test_queries_one_after_the_other_leave_no_directory_open(stores: Store
             await task.put(f"state/0/0/{1}.changelog", b"x" * 100_000)
             await driver.commit(0)
             await driver.end_run()
-        await until(are_closed)
+        await until(lambda: count_directories() <= before + 2, "the directories' end")
         # What an executor's maintenance still brings takes no directory over.
         with pytest.raises(Fenced, match="its query has ended"):
             await task.put("state/0/0/2.changelog")

@@ -17,7 +17,8 @@ from dstl.rpc.client import Address
 from dstl.rpc.file_messages import PlaceFiles
 from dstl.rpc.protocol import PROTOCOL_VERSION, Secret
 from worlds.file_processes import SECRET, hang, line, said, started
-from worlds.files import Application, Jvm, application, until
+from worlds.files import Application, Jvm, application
+from worlds.waiting import until
 from worlds.wrapped_store import Gate
 
 
@@ -129,7 +130,7 @@ async def test_a_host_that_has_given_its_coordinator_up_is_replaced_where_that_g
         gate.opened.clear()
         with pytest.raises(Unavailable, match="no sign of life"):
             await task.read("state/0/0/1.changelog")
-        await until(is_gone)  # the host gives up a moment after its task
+        await until(is_gone, "the host's end")  # the host gives up a moment after its task
         gate.opened.set()
 
 

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from worlds.files import BIG, Stores, application, changelog, driven, noise, until
+from worlds.files import BIG, Stores, application, changelog, driven, noise
+from worlds.waiting import until
 from worlds.wrapped_store import Gate, is_segment
 
 HOST = "127.0.0.2"
@@ -83,10 +84,7 @@ async def test_a_snapshot_that_is_a_versions_only_copy_is_waited_for(stores: Sto
         await far.put(ZIP, b"names the file")
         commit = asyncio.ensure_future(driver.commit(0))
 
-        async def has_begun() -> bool:
-            return bool(gate.waiting)
-
-        await until(has_begun)
+        await until(lambda: gate.waiting, "the upload")
         await asyncio.sleep(0.1)
         assert not commit.done()
         gate.opened.set()

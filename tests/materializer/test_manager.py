@@ -16,19 +16,12 @@ from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.virtual_time import LoopClock
 from worlds.materialization import EAGER, GROUPS, World
 from worlds.restored import restore_tables
+from worlds.waiting import until
 
 NEVER = EAGER.model_copy(update={"interval_s": 1e6, "log_to_state_ratio": None, "replay_s": None})
 
 
 TABLES = ["heap", pytest.param("rocksdb", marks=pytest.mark.skipif(not find_spec("rocksdict"), reason="rocksdict"))]
-
-
-async def _until(condition, seconds: float = 5.0) -> None:
-    for _ in range(int(seconds / 0.005)):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("did not come true in time")
 
 
 async def _bases(store: MemoryStore) -> set[str]:
@@ -45,7 +38,7 @@ async def test_a_restored_log_is_materialized_without_any_batch_and_named_by_the
         await world.batch_of(30)
         world.options = EAGER.model_copy(update={"interval_s": 0.05})
         await world.start(1)
-        await _until(lambda: _counters(world)["completedMaterialization"] >= 2)
+        await until(lambda: _counters(world)["completedMaterialization"] >= 2, "two bases")
         assert not world.newest.materialized
         await asyncio.sleep(0.15)
         assert _counters(world)["startedMaterialization"] == 2, "an operator whose last one waits was started again"
@@ -82,7 +75,7 @@ async def test_a_batch_waits_for_no_upload(seed: int) -> None:
         slow._latency = lambda verb, size, rng: 3600.0 if verb == "put" else 0.0
         await world.batch_of(30)
         await world.batch_of(30)
-        await _until(lambda: world.members[0].manager.running is not None)
+        await until(lambda: world.members[0].manager.running is not None, "a materialization")
         running, started = world.members[0].manager.running, _counters(world)["startedMaterialization"]
         for _ in range(3):
             await world.batch_of(30)
@@ -123,11 +116,11 @@ async def test_failures_delay_and_leave_nothing_behind(seed: int, tmp_path: Path
             if bases.finished
             for name in bases.finished.report.objects()
         }
-        for _ in range(50):
-            await asyncio.sleep(0.005)
-            if await _bases(memory) <= named | waiting:
-                break
-        assert await _bases(memory) <= named | waiting, "files of failed materializations were left behind"
+
+        async def are_deleted() -> bool:
+            return await _bases(memory) <= named | waiting
+
+        await until(are_deleted, "the end of failed materializations' files")
 
 
 async def test_the_watchdog_barks_once_when_the_log_gets_old(seed: int, caplog) -> None:

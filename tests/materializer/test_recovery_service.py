@@ -24,6 +24,7 @@ from materializer.restore.progress import (
 from worlds.materialization import EAGER, World
 from worlds.memory_recorder import MemoryRecorder
 from worlds.service import TWO, Driver, Model, retained, some_events, state_of, without_empty
+from worlds.waiting import until
 
 AT_ONCE = MaterializationOptions(interval_s=1e-6, min_pause_s=0, file_bytes=1 << 16)
 
@@ -112,9 +113,7 @@ async def test_the_driver_is_told_how_far_a_restore_has_come(seed: int, monkeypa
         # A run that is stopped while its batch waits; the load goes on behind the next one.
         events = some_events(rng, 12)
         stopped = asyncio.ensure_future(driver.run_batch("run-2", 12, events, dict(model)))
-        async with asyncio.timeout(30):
-            while not told:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: told, "a restore")
         stopped.cancel()
         await asyncio.gather(stopped, return_exceptions=True)
         running = asyncio.ensure_future(driver.run_batch("run-3", 12, events, model))
@@ -122,11 +121,7 @@ async def test_the_driver_is_told_how_far_a_restore_has_come(seed: int, monkeypa
         store.bases.set()
         await running
         await _check(store, model)
-        for _ in range(2000):
-            if told[-1].finished:
-                break
-            await asyncio.sleep(0.01)
-        assert told[-1].finished
+        await until(lambda: told[-1].finished, "its end")
         assert told[-1].done == told[-1].total > 0
         assert set(told[-1].operators) == set(TWO)
         assert any(not status.finished for status in told), "nobody was told before the end"

@@ -17,6 +17,7 @@ from materializer.tables.rocksdb_snapshot import SortedFile
 from worlds.demand import demand
 from worlds.materialization import EAGER, World
 from worlds.table_changes import AWKWARD, Change, changes, clear, content, delete, put
+from worlds.waiting import wait_until
 
 SMALL = RocksDBOptions(block_cache_bytes=8 << 20, write_buffer_bytes=1 << 20)
 
@@ -170,10 +171,7 @@ def test_files_are_not_merged_while_a_table_is_restored(tmp_path: Path) -> None:
             assert files_of(second) == runs + 1
             second.resume_compaction()
             second.resume_compaction()
-            deadline = time.monotonic() + 30
-            while files_of(second) > options.max_runs and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert files_of(second) <= options.max_runs
+            wait_until(lambda: files_of(second) <= options.max_runs, "the compaction")
             assert second.get_many(0, [1, 1], [b"0", b"7"]) == [b"new", b"5"]
 
 

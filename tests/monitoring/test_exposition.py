@@ -29,6 +29,7 @@ from dstl.spark.listener import CheckpointMetrics
 from dstl.store.memory import MemoryStore
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from worlds.service import Driver, Model
+from worlds.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "monitoring"
 SERIES = {
@@ -221,10 +222,7 @@ def test_strangers_take_few_files_of_the_driver_and_keep_no_scraper_out(monkeypa
             strangers[-1].sendall(b"G")
             if len(strangers) % 50 == 0:
                 assert get(f"{server.url}metrics")[0] == 200
-        ended = time.monotonic() + 10
-        while len(os.listdir("/proc/self/fd")) - before - len(strangers) > 33 and time.monotonic() < ended:
-            time.sleep(0.01)
-        assert len(os.listdir("/proc/self/fd")) - before - len(strangers) <= 33
+        wait_until(lambda: len(os.listdir("/proc/self/fd")) - before - len(strangers) <= 33, "the others' end")
         assert len(set(threading.enumerate()) - others) <= 34
         # A byte now and then keeps none of the last ones: a request has so many seconds in all.
         last = strangers[-1]

@@ -33,6 +33,7 @@ from dstl.rpc.protocol import Secret
 from dstl.rpc.server import Peer, RpcServer
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.task_manager import TaskManager
+from worlds.waiting import until
 
 CANARY = b"canary-0123456789abcdef-canary"
 PATIENCE_S = 30.0
@@ -77,12 +78,6 @@ async def coordinating() -> AsyncIterator[tuple[Coordinator, LaunchSpec]]:
         port = await coordinator.server.listen_tcp("127.0.0.1")
         yield coordinator, LaunchSpec("tm-1", Address("127.0.0.1", port), Secret(CANARY))
         await coordinator.server.close()
-
-
-async def wait_until(done: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not done():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 def in_thread(work: Callable[[], Any]) -> Any:
@@ -159,7 +154,7 @@ async def test_it_ends_when_its_parent_is_killed(scratch: Path) -> None:
             await in_thread(started.wait)
             async with asyncio.timeout(PATIENCE_S):
                 await coordinator.lost.wait()
-            await wait_until(lambda: is_gone(pid))
+            await until(lambda: is_gone(pid), "the process's end")
             assert leftovers(scratch) == []
         finally:
             started.kill()
@@ -179,7 +174,7 @@ async def test_one_without_a_free_descriptor_serves_who_is_connected_and_takes_o
             each.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 each.connect(address.path)
-        await wait_until(lambda: len(os.listdir(f"/proc/{pid}/fd")) >= opened + 8)
+        await until(lambda: len(os.listdir(f"/proc/{pid}/fd")) >= opened + 8, "its connections")
         for _ in range(20):
             await friend.call(ReadMetrics())
         for each in crowd:
@@ -284,7 +279,7 @@ async def test_without_a_coordinator_it_ends_with_a_reason(scratch: Path, capfd:
     async with coordinating() as (coordinator, spec):
         await coordinator.server.close()
         process = TaskManagerProcess(spec)
-        await wait_until(lambda: process.wait(0))
+        await until(lambda: process.wait(0), "the process's end")
         assert process._process.returncode == 1
         assert leftovers(scratch) == []
         process.stop()
@@ -375,7 +370,7 @@ async def test_a_detached_one_outlives_its_launcher_and_ends_with_its_coordinato
         friend = await AsyncConnection.open(address.seen_from("127.0.0.1"), spec.secret)
         friend.close()
         await coordinator.server.close()
-        await wait_until(lambda: is_gone(pid))
+        await until(lambda: is_gone(pid), "the process's end")
         assert leftovers(scratch) == []
 
 
@@ -409,7 +404,7 @@ async def test_one_whose_coordinator_comes_late_waits_for_it_and_ends_with_it(sc
         await again.server.listen_tcp("127.0.0.1", spec.coordinator.port)
         await again.member()
         await again.server.close()
-        await wait_until(lambda: process.wait(0))
+        await until(lambda: process.wait(0), "the process's end")
         assert process._process.returncode == 0
         assert leftovers(scratch) == []
         process.stop()

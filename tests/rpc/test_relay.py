@@ -23,6 +23,7 @@ from dstl.rpc.handshake import Role, ServerHandshake, socket_address
 from dstl.rpc.messages import Done
 from dstl.rpc.protocol import FrameMac, Framing, Secret, encode_frame
 from dstl.rpc.server import Peer, RpcServer
+from worlds.waiting import until
 
 SECRET = Secret.generate()
 HANDSHAKE_FRAMES = {"to server": 1, "to client": 2}
@@ -408,9 +409,7 @@ async def test_a_service_says_in_its_log_of_which_version_a_client_is(caplog: py
         client_side.check_version()
     writer.writelines(encode_frame({**answer, "version": own + 1}))
     writer.close()
-    async with asyncio.timeout(5):
-        while "refused" not in caplog.text:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: "refused" in caplog.text, "the refusal")
     assert f"a client speaks protocol {own + 1}, this service {own}: run the same version of DSTL" in caplog.text
     await bank.server.close()
 

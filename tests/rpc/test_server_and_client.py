@@ -29,6 +29,7 @@ from dstl.rpc.handshake import NONCE_BYTES, ServerHandshake, socket_address
 from dstl.rpc.protocol import MAX_FRAME, Framing, Secret, encode_frame
 from dstl.rpc.server import Peer, RpcServer
 from worlds.echo import Bug, Echo, Echoed, Fail, Flood, TooMuch, Unknown, Wait, Watch, impostor
+from worlds.waiting import until
 
 
 @contextlib.asynccontextmanager
@@ -540,9 +541,7 @@ async def test_beyond_the_cap_a_peer_is_told_to_come_later() -> None:
             await AsyncConnection.open(address, SECRET)
         assert (await two[0].call(Echo(1))).n == 1
         two[1].close()
-        async with asyncio.timeout(10):
-            while len(server._connections) > 1:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: len(server._connections) == 1, "the connection's end")
         third = await AsyncConnection.open(address, SECRET)
         assert (await third.call(Echo(3))).n == 3
         for each in (two[0], third):
@@ -574,9 +573,7 @@ async def test_on_lost_fires_once_however_a_connection_ends() -> None:
         rubbish._writer.write(struct.pack(">I", 0xFFFFFFFF))
         last = await AsyncConnection.open(address, SECRET)
         await last.call(Watch("server"))
-        async with asyncio.timeout(10):
-            while len(service.lost) < 3:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: len(service.lost) >= 3, "what is said of three")
         assert sorted(service.lost) == ["abort", "close", "rubbish"]
         await server.close()
         assert sorted(service.lost) == ["abort", "close", "rubbish", "server"]

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from standalone_cluster import Driver, StandaloneCluster
 
-from worlds.standalone_cluster import HOSTS, wait_for
+from worlds.standalone_cluster import HOSTS
+from worlds.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -125,7 +126,7 @@ def test_every_fault_on_a_cluster_is_masked_and_nothing_is_left(cluster: Standal
     assert finished["state"] == finished["looked_up"] == dict(job.totals)
     assert finished["saved"] == [len(job.totals)] * 2
     assert finished["output"] == sorted(job.output)
-    wait_for(lambda: not cluster.task_managers(), "the TaskManagers' end after the application's")
+    wait_until(lambda: not cluster.task_managers(), "the TaskManagers' end after the application's", 150)
     assert_the_secret_is_nowhere(cluster)
 
 
@@ -156,7 +157,7 @@ def a_task_manager_dies_between_batches(cluster: StandaloneCluster, driver: Driv
 def an_executor_dies_in_a_batch(cluster: StandaloneCluster, driver: Driver, job: Job) -> None:
     before = cluster.task_managers()
     batch = job.add("pause-1")
-    worker, *_ = wait_for(lambda: job.marked("pause-1"), "the task that pauses")
+    worker, *_ = wait_until(lambda: job.marked("pause-1"), "the task that pauses", 150)
     environment = Path(f"/proc/{worker}/environ").read_bytes()
     host = next(host for host in HOSTS if f"http://{host}:".encode() in environment)
     parents = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()
@@ -193,6 +194,6 @@ def a_host_dies_between_batches(cluster: StandaloneCluster, driver: Driver, job:
 
 def the_driver_is_killed_in_a_batch(cluster: StandaloneCluster, driver: Driver, job: Job) -> None:
     job.add("pause-2")
-    wait_for(lambda: job.marked("pause-2"), "the task that pauses")
+    wait_until(lambda: job.marked("pause-2"), "the task that pauses", 150)
     driver.kill()
-    wait_for(lambda: not cluster.task_managers(), "the TaskManagers' end after the driver's")
+    wait_until(lambda: not cluster.task_managers(), "the TaskManagers' end after the driver's", 150)

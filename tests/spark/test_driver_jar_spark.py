@@ -5,7 +5,6 @@ import os
 import struct
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from home import Home
 from dstl.errors import Invalid
 from dstl.jvm.build import spark_jars
 from dstl.spark import jar_path
+from worlds.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -71,11 +71,7 @@ def foreign_jvm(work: Path) -> Iterator[dict[str, str]]:
     quiet: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, env=environment, **quiet) as jvm:
         try:
-            deadline = time.monotonic() + 60
-            while not told.exists():
-                assert jvm.poll() is None, "the JVM has ended"
-                assert time.monotonic() < deadline, "the JVM does not tell where it listens"
-                time.sleep(0.05)
+            wait_until(lambda: told.exists() or jvm.poll() is not None, "where the JVM listens")
             port, length = struct.unpack(">ii", told.read_bytes()[:8])
             secret = told.read_bytes()[8 : 8 + length].decode()
             yield {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}

@@ -17,13 +17,7 @@ from dstl.spark import worker_process
 from dstl.spark.application import fleet_launcher
 from dstl.spark.application.fleet_launcher import FleetLauncher
 from dstl.spark.application.session import local_slots
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+from worlds.waiting import wait_until
 
 
 class Processes:
@@ -60,18 +54,18 @@ def test_one_that_dies_before_it_has_registered_is_replaced_but_not_for_ever(
 ) -> None:
     with caplog.at_level(logging.ERROR, "dstl.spark.application.fleet_launcher"):
         processes.start(1, "exit 1")
-        wait_until(lambda: "no more are started" in caplog.text)
+        wait_until(lambda: "no more are started" in caplog.text, "the message")
     assert len(processes.pids) == 6
 
 
 def test_those_that_had_registered_are_replaced_however_often_they_are_lost(processes: Processes) -> None:
     launcher = processes.start(2, "read line; read for_ever")
-    wait_until(lambda: len(processes.pids) == 2)
+    wait_until(lambda: len(processes.pids) == 2, "both")
     for number in range(1, 111):
         # By its name: of two that begin together nobody knows which notes its id first.
         os.kill(launcher._processes[f"taskmanager-{number + 1}"].pid, signal.SIGKILL)
         launcher.lost(f"taskmanager-{number + 1}")
-        wait_until(lambda number=number: len(processes.pids) == 2 + number)
+        wait_until(lambda number=number: len(processes.pids) == 2 + number, "another")
         launcher.lost(f"taskmanager-{number + 1}")
     time.sleep(0.1)
     assert len(processes.pids) == 112, "one was replaced twice"
@@ -83,18 +77,18 @@ def test_one_that_hangs_before_it_has_registered_is_replaced(
     monkeypatch.setattr(fleet_launcher, "START_S", 0.5)
     launcher = processes.start(2, "read line; read for_ever")
     launcher.registered = {"taskmanager-2", "taskmanager-3"}
-    wait_until(lambda: len(processes.pids) == 2)
+    wait_until(lambda: len(processes.pids) == 2, "both")
     hanging = launcher._processes["taskmanager-1"].pid
     os.kill(hanging, signal.SIGSTOP)
-    wait_until(lambda: len(processes.pids) == 3)
-    wait_until(lambda: not Path(f"/proc/{hanging}").exists())
+    wait_until(lambda: len(processes.pids) == 3, "another")
+    wait_until(lambda: not Path(f"/proc/{hanging}").exists(), "its end")
     time.sleep(1.0)
     assert sorted(launcher._processes) == ["taskmanager-2", "taskmanager-3"], "those that serve stay"
 
 
 def test_after_the_end_nobody_is_replaced(processes: Processes) -> None:
     launcher = processes.start(2, "read line; read for_ever")
-    wait_until(lambda: len(processes.pids) == 2)
+    wait_until(lambda: len(processes.pids) == 2, "both")
     launcher.stop()
     launcher.lost("taskmanager-1")
     time.sleep(0.1)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import time
 import urllib.request
 from typing import Any
 
@@ -18,6 +17,7 @@ from dstl.spark import StateBackend
 from dstl.spark.listener import CheckpointLog, CheckpointMetrics, CheckpointReport, RestoreReport
 from dstl.spark.progress import StateProgress
 from worlds.memory_recorder import MemoryRecorder
+from worlds.waiting import wait_until
 
 
 def get(url: str) -> str:
@@ -68,9 +68,7 @@ def test_a_query_is_seen_from_outside(home: Home) -> None:
         assert "<h3>totals</h3>" in page
         assert "2 partitions by k (string)" in page
         assert page.count(", pid ") == 2
-        deadline = time.monotonic() + 30
-        while len(told) < 3 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: len(told) >= 3, "what is told of three batches")
         last = told[-1]["stateOperators"][-1]
         assert (last["operatorName"], last["numRowsTotal"]) == ("totals", 40)
         assert last["commitTimeMs"] > 0

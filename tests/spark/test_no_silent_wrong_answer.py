@@ -2,7 +2,6 @@
 
 import logging
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from dstl.checkpoint.report import RestoreReport
 from dstl.errors import Closed, Invalid, UserCodeError
 from dstl.spark import StateBackend, cause
 from dstl.spark.application import environment
+from worlds.waiting import wait_until
 
 SCHEMA = "page string, user string, at timestamp"
 
@@ -196,12 +196,12 @@ def test_the_typed_error_is_found_in_what_spark_raises_and_ends_the_log(
     assert "'mine'" in str(error)
     assert "no luck with this one" in str(error)
     assert "in failing" in str(error), "the user's own traceback"
-    deadline, said = time.monotonic() + 30, [""]
-    while "has failed" not in said[-1]:
-        assert time.monotonic() < deadline, f"the log ends with {said[-1:]}"
-        time.sleep(0.05)
-        said += [record.getMessage() for record in caplog.records if record.name.startswith("dstl")]
-    line = said[-1]
+
+    def said() -> str | None:
+        lines = [record.getMessage() for record in caplog.records if record.name.startswith("dstl")]
+        return next((line for line in lines if "has failed" in line), None)
+
+    line = wait_until(said, "the failure's line in the log")
     assert "UserCodeError: " in line
     assert "'mine'" in line
     assert len(line) < 700

@@ -14,6 +14,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.errors import Invalid
 from dstl.spark.query.ticks import interval_ms
+from worlds.waiting import wait_until
 
 INPUT = "k string, i long, op string, n long, t timestamp"
 OUTPUT = "k string, i long, what string"
@@ -252,9 +253,7 @@ def test_ticks_let_timers_fire_without_input_each_once_in_a_union_too(home: Home
             .option("checkpointLocation", backend.checkpoint_location)
             .start()
         )
-        deadline = time.monotonic() + 60
-        while len(got) < 80 and time.monotonic() < deadline and query.isActive:
-            time.sleep(0.1)
+        wait_until(lambda: len(got) >= 80 or not query.isActive, "every timer")
         time.sleep(1.5)  # another tick: nothing fires again
         sources = {each.description for progress in query.recentProgress for each in progress.sources}
         query.stop()

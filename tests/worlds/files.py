@@ -6,7 +6,7 @@ import contextlib
 import json
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, cast
@@ -58,14 +58,6 @@ def noise(size: int, seed: int = 0) -> bytes:
 def changelog(partition: int, version: int) -> str:
     """Return the path of a partition's changes."""
     return f"state/0/{partition}/{version}.changelog"
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    for _ in range(4000):
-        if await condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never came to that")
 
 
 class HastyClock(SystemClock):

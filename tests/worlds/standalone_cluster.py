@@ -8,10 +8,10 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+
+from tests.worlds.waiting import wait_until
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
 """The hosts' addresses: all of 127.0.0.0/8 is this machine's own, and Spark takes two addresses for two hosts."""
@@ -19,22 +19,7 @@ HOSTS = ("127.0.0.2", "127.0.0.3")
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of JVMs that live for seconds."""
 
-_PATIENCE_S = 150.0
 _MARK = "DSTL_TEST_CLUSTER"
-
-
-def wait_for(condition: Callable[[], Any], what: str) -> Any:
-    """Return what a condition returns once it is true.
-
-    Raises:
-        AssertionError: It has not come true in two and a half minutes.
-    """
-    deadline = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"waited {_PATIENCE_S:g} s in vain for {what}")
 
 
 class StandaloneCluster:
@@ -74,7 +59,7 @@ class StandaloneCluster:
     def start(self) -> None:
         """Start the master and the workers."""
         log = self._spawn("master", "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", "0")
-        found = wait_for(lambda: re.search(r"spark://127\.0\.0\.1:\d+", log.read_text()), "the master")
+        found = wait_until(lambda: re.search(r"spark://127\.0\.0\.1:\d+", log.read_text()), "the master", 150)
         self.master = found[0]
         for host, cores in zip(HOSTS, ("2", "1"), strict=True):
             self._spawn(
