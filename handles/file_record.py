@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import quote, unquote
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
+from handles.materialized_handle import Frozen
 from handles.segment_handle import SegmentHandle
 
 PLAIN = "plain:"
@@ -71,7 +72,7 @@ class FileEntry:
     sqn: int
 
 
-class FileRecord(BaseModel):
+class FileRecord(Frozen):
     """One step of the index of a checkpoint directory's files: a micro-batch's offsets, or its commit.
 
     Attributes:
@@ -83,8 +84,6 @@ class FileRecord(BaseModel):
         added: ``[path, size, modified_ms, segment, log, sqn]`` by their places in ``segments`` and ``logs``.
         removed: Paths that are gone.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     barrier: str
     run_id: str

@@ -54,7 +54,7 @@ class TableFile(NamedTuple):
 
 
 class Frozen(BaseModel):
-    """A value of a checkpoint: it has no other fields, and none that changes."""
+    """A value of a record: it has no other fields, and none that changes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -6,18 +6,17 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import ValidationError, field_validator
 
 from dstl.errors import Invalid
 from dstl.files.namespace import SCHEME, plain_location_of
+from dstl.options.section import OptionSection
 
 _SPARK = "spark.dstl."
 
 
-class FileOptions(BaseModel):
+class FileOptions(OptionSection, frozen=True):
     """Durability of the files of a checkpoint directory."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     commit: Literal["now", "with-next"] = "now"
     """Time at which the commit of a batch becomes durable. ``now``: before the batch ends, which waits for a request

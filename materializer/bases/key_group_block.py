@@ -41,7 +41,7 @@ def damaged(name: str, why: str) -> CorruptData:
     return CorruptData(f"{name} is damaged: {why}; restore from an older base")
 
 
-class Block(NamedTuple):
+class KeyGroupBlock(NamedTuple):
     """A block's entry of an index: its rows, bytes before compression, stored bytes of both halves, and their crc."""
 
     rows: int
@@ -142,7 +142,7 @@ def inner_frames(values: int | npt.NDArray[np.int64]) -> int | npt.NDArray[np.in
     return (values + FRAME_BYTES - 1) // FRAME_BYTES - (values > 0)
 
 
-def encode_block(block: pa.RecordBatch, compressor: zstandard.ZstdCompressor) -> tuple[Block, list[bytes]]:
+def encode_block(block: pa.RecordBatch, compressor: zstandard.ZstdCompressor) -> tuple[KeyGroupBlock, list[bytes]]:
     """Return rows as a block: its entry of an index, and its bytes in pieces."""
     lengths: list[bytes] = []
     payloads: list[memoryview] = []
@@ -159,10 +159,10 @@ def encode_block(block: pa.RecordBatch, compressor: zstandard.ZstdCompressor) ->
     for piece in pieces:
         crc = google_crc32c.extend(crc, piece)
     sizes = len(keys), len(user_keys), len(values)
-    return Block(block.num_rows, *sizes, len(head), sum(map(len, frames)), crc), pieces
+    return KeyGroupBlock(block.num_rows, *sizes, len(head), sum(map(len, frames)), crc), pieces
 
 
-def decode_blocks(entries: Sequence[Block], stored: memoryview, name: str) -> pa.RecordBatch:
+def decode_blocks(entries: Sequence[KeyGroupBlock], stored: memoryview, name: str) -> pa.RecordBatch:
     """Return the rows of neighbouring blocks as one page with memory of its own, which may be written.
 
     Args:
@@ -190,7 +190,9 @@ def decode_blocks(entries: Sequence[Block], stored: memoryview, name: str) -> pa
     return _page(entries, heads, values, name)
 
 
-def _page(entries: Sequence[Block], heads: list[bytes], values: npt.NDArray[np.uint8], name: str) -> pa.RecordBatch:
+def _page(
+    entries: Sequence[KeyGroupBlock], heads: list[bytes], values: npt.NDArray[np.uint8], name: str
+) -> pa.RecordBatch:
     """Return the rows of some blocks as one page: column by column, those of a block behind those of the one before."""
     columns: tuple[list[bytes], ...] = ([], [], [], [], [], [])
     for entry, head in zip(entries, heads, strict=True):

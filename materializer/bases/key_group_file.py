@@ -35,7 +35,14 @@ from dstl.changelog.change_set import MAX_CHANGE_BYTES
 from dstl.column_buffers import lengths_of
 from dstl.errors import Invalid
 from handles.key_group import KeyGroup
-from materializer.bases.key_group_block import FIXED_ROW_BYTES, MAX_BLOCK_BYTES, Block, StateKey, damaged, encode_block
+from materializer.bases.key_group_block import (
+    FIXED_ROW_BYTES,
+    MAX_BLOCK_BYTES,
+    KeyGroupBlock,
+    StateKey,
+    damaged,
+    encode_block,
+)
 from materializer.bases.key_group_index import MAGIC, KeyGroupIndex, encode_index, read_index
 from materializer.tables.base import Expired, TableSnapshot
 
@@ -86,7 +93,7 @@ def encode_key_group(
     """
     compressor = zstandard.ZstdCompressor(level=compression_level, write_content_size=True)
     out = [MAGIC]
-    entries: list[Block] = []
+    entries: list[KeyGroupBlock] = []
     bounds: list[StateKey] = []
     last: StateKey | None = None
     rows = raw_bytes = dropped = 0

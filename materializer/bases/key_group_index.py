@@ -22,7 +22,7 @@ from handles.key_group import KeyGroup
 from materializer.bases.key_group_block import (
     FIXED_ROW_BYTES,
     MAX_BLOCK_BYTES,
-    Block,
+    KeyGroupBlock,
     StateKey,
     damaged,
     decode_blocks,
@@ -40,7 +40,7 @@ pages behind them."""
 
 MAX_INDEX_BYTES = 256 << 20  # above every index; a forged size must not be believed
 
-_NUMBERS = len(Block._fields)
+_NUMBERS = len(KeyGroupBlock._fields)
 _FIXED_ENTRY_BYTES = 4 * _NUMBERS + 6  # and the state, and a length
 _TRAILER = struct.Struct("<IIQQIIHHI8s")
 _CRC_AT = _TRAILER.size - 12
@@ -61,7 +61,7 @@ class KeyGroupIndex:
     """
 
     name: str
-    blocks: list[Block]
+    blocks: list[KeyGroupBlock]
     bounds: list[StateKey]
     starts: list[int]
     raw_sizes: list[int]
@@ -105,7 +105,10 @@ class KeyGroupIndex:
 
 
 def encode_index(
-    key_group: KeyGroup, entries: Sequence[Block], bounds: Sequence[StateKey], compressor: zstandard.ZstdCompressor
+    key_group: KeyGroup,
+    entries: Sequence[KeyGroupBlock],
+    bounds: Sequence[StateKey],
+    compressor: zstandard.ZstdCompressor,
 ) -> tuple[bytes, bytes]:
     """Return index and trailer of a file.
 
@@ -119,7 +122,7 @@ def encode_index(
     return seal_index(compressor.compress(raw), key_group, len(entries), *totals, len(raw))
 
 
-def raw_index(entries: Sequence[Block], bounds: Sequence[StateKey]) -> bytes:
+def raw_index(entries: Sequence[KeyGroupBlock], bounds: Sequence[StateKey]) -> bytes:
     """Return an index before compression."""
     keys = [key for _, key in bounds]
     return b"".join(
@@ -210,5 +213,5 @@ def _parse_index(raw: bytes, blocks: int, name: str) -> KeyGroupIndex:
     stored = numbers[4:6].sum(axis=0, dtype=np.int64)
     starts = np.cumsum([len(MAGIC), *stored.tolist()]).tolist()
     # Not by _make: a base of gigabytes has many, and this takes a third of the time.
-    made = list(map(partial(tuple.__new__, Block), numbers.T.tolist()))
+    made = list(map(partial(tuple.__new__, KeyGroupBlock), numbers.T.tolist()))
     return KeyGroupIndex(name, made, bounds, starts, raws.tolist())

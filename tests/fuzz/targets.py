@@ -62,7 +62,7 @@ from handles.file_record import FileEntry, FileRecord, elsewhere, foreign_object
 from handles.segment_handle import SegmentHandle
 from materializer.bases import key_group_file as base_file
 from materializer.bases import table_directory as base_index
-from materializer.bases.key_group_block import FRAME_BYTES, Block
+from materializer.bases.key_group_block import FRAME_BYTES, KeyGroupBlock
 from materializer.bases.key_group_index import MAGIC, KeyGroupIndex, raw_index, read_index, seal_index
 from materializer.bases.table_directory import decode_index
 from worlds.ddl import parse_ddl
@@ -258,7 +258,7 @@ def _base() -> Target:
 
         sizes = sum(lengths[:rows]), len(head) - len(before) - sum(lengths[:rows]), len(values)
         numbers = [told(rows), *map(told, (*(max(0, size) & 0xFFFFFFFF for size in sizes), *map(len, stored)))]
-        block = Block(*numbers, google_crc32c.value(b"".join(stored)))
+        block = KeyGroupBlock(*numbers, google_crc32c.value(b"".join(stored)))
         blocks = [block] * rng.choice((1, 1, 1, 2))
         raw = raw_index(blocks, [(rng.choice((0, 0, 1)), b"k" * rng.randrange(3)) for _ in blocks])
         raw = raw if is_true or rng.random() < 0.7 else mutate(rng, raw, samples)

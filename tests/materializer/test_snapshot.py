@@ -16,7 +16,7 @@ import materializer.bases.key_group_file as base_file
 from dstl.errors import Closed, CorruptData, Invalid
 from dstl.options import RocksDBOptions
 from materializer.bases import key_group_block
-from materializer.bases.key_group_block import Block
+from materializer.bases.key_group_block import KeyGroupBlock
 from materializer.bases.key_group_file import KeyGroupFile, decode_key_group, encode_key_group
 from materializer.bases.key_group_index import (
     FORMAT_VERSION,
@@ -199,7 +199,7 @@ def test_another_key_group_is_refused() -> None:
 
 def _forged(rows: int, raw_size: int, stored: bytes, version: int = FORMAT_VERSION) -> bytes:
     """Return a file whose checksums are right and whose one block, all of it keys, lies."""
-    block = Block(rows, max(0, raw_size - 14 * rows), 0, 0, len(stored), 0, google_crc32c.value(stored))
+    block = KeyGroupBlock(rows, max(0, raw_size - 14 * rows), 0, 0, len(stored), 0, google_crc32c.value(stored))
     raw = raw_index([block], [(0, b"")])
     end = seal_index(zstandard.ZstdCompressor().compress(raw), 1, 1, rows, block.head, len(raw), version=version)
     return b"".join((MAGIC, stored, *end))

@@ -19,8 +19,8 @@ from pyspark.sql.types import (
 
 from dstl.errors import CorruptData, DstlError, Invalid
 from dstl.spark.migration.aggregation import NamedAggregation, held_aggregates
-from dstl.spark.migration.query_directory import Position, position_of, without_state_ids
 from dstl.spark.migration.spark_operator import SparkState, check_aggregates, name_operators, operators_of
+from dstl.spark.migration.stopped_query import Position, position_of, without_state_ids
 from dstl.state.codec.schema_evolution import MEANING
 from dstl.state.descriptor import StateKind
 from dstl.state.handle import TimeMode

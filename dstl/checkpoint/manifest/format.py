@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from dstl.checkpoint.manifest.history import HistoryEntry, pack_history, unpack_history
 from dstl.checkpoint.record_frame import RecordFrame, complaint
 from dstl.errors import CorruptData, Invalid
 from handles.checkpoint import CompletedCheckpoint, SegmentEntry
 from handles.file_record import FileRecord
+from handles.materialized_handle import Frozen
 
 _MAX_RANGES = 1 << 20
 """Most ranges of a checkpoint: a run may stand for many, so the length of the body does not bound them."""
@@ -124,7 +125,7 @@ def manifest_sequence(name: str) -> int | None:
     return sequence if sequence > 0 and name == manifest_name(sequence) else None
 
 
-class ManifestRecord(BaseModel):
+class ManifestRecord(Frozen):
     """One record of the manifest log.
 
     Attributes:
@@ -144,8 +145,6 @@ class ManifestRecord(BaseModel):
         files: The body of a ``files`` record; in a ``checkpoint`` what Spark's own commit of the batch adds, where it
             lies in this log; None in the other kinds.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: Annotated[int, Field(ge=1, strict=True)] = MANIFEST_VERSION
     kind: Literal["fence", "checkpoint", "abort", "files"]

@@ -10,7 +10,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from handles.materialized_handle import Frozen
 
 _Count = Annotated[int, Field(ge=0)]
 _Seconds = Annotated[float, Field(ge=0)]
@@ -18,7 +20,7 @@ _MOST_ERROR = 200  # a line of a terminal or two: the log has the rest
 _MOST_ENTRIES = 10_000  # ten times the most that an option allows; a forged list must not be believed
 
 
-class HistoryEntry(BaseModel):
+class HistoryEntry(Frozen):
     """One checkpoint, failed checkpoint or restore. Shown to people and decides nothing.
 
     Attributes:
@@ -43,8 +45,6 @@ class HistoryEntry(BaseModel):
         state_bytes: Their bytes.
         error: Why it failed; else empty.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["checkpoint", "failed", "restore"]
     at: float

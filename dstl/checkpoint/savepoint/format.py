@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from dstl.checkpoint.record_frame import RecordFrame, complaint
 from dstl.errors import (
@@ -36,6 +36,7 @@ from dstl.runtime import Runtime
 from dstl.store.base import ObjectInfo, ObjectStore, check_name
 from dstl.store.retry_policy import ConditionalPut, RetryPolicy
 from handles.checkpoint import BatchState, CheckpointId, OperatorEntry
+from handles.materialized_handle import Frozen
 
 SAVEPOINTS = "savepoints/"
 """Every object of a savepoint has this prefix; no cleanup looks below it."""
@@ -56,14 +57,10 @@ _OBJECT = re.compile(
 )
 
 _Count = Annotated[int, Field(ge=0)]
-_Record = TypeVar("_Record", bound=BaseModel)
+_Record = TypeVar("_Record", bound=Frozen)
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class SavepointFile(_Frozen):
+class SavepointFile(Frozen):
     """One base file: key groups of one operator, one behind the other.
 
     Attributes:
@@ -159,7 +156,7 @@ class Savepoint(BatchState):
         return (self.object_name(file) for file in self.files)
 
 
-class EndMarker(_Frozen):
+class EndMarker(Frozen):
     """Ends a savepoint: it may not be restored any more. Put-if-absent: exactly one ends it.
 
     Attributes:

@@ -21,8 +21,8 @@ from dstl.spark.application.session import session_of
 from dstl.spark.cause import reason
 from dstl.spark.migration.aggregation import NamedAggregation, group_frame
 from dstl.spark.migration.operator_reader import OperatorReader
-from dstl.spark.migration.query_directory import Position, QueryDirectory
 from dstl.spark.migration.spark_operator import SparkOperator, check_aggregates, name_operators, operators_of
+from dstl.spark.migration.stopped_query import Position, StoppedQuery
 from dstl.spark.operators.arguments import parse_ddl
 from dstl.spark.saved_state.entries import PackedOperator, StateFrame, pack
 from dstl.state.descriptor import StateDescriptor, StateKind
@@ -129,20 +129,20 @@ def migrate_state(
     """
     check_savepoint_name(name)
     session, target = session_of(spark), shared_location(location)
-    directory = QueryDirectory(session, checkpoint)
-    position = directory.position()
-    directory.check_name()
-    found = operators_of(directory.location, _rows(session, "state-metadata", directory.location))
-    names = name_operators(directory.location, found, operators or {}, ttl_ms or {})
+    query = StoppedQuery(session, checkpoint)
+    position = query.position()
+    query.check_name()
+    found = operators_of(query.location, _rows(session, "state-metadata", query.location))
+    names = name_operators(query.location, found, operators or {}, ttl_ms or {})
     given = {column: parse_ddl(f"c {kind}")["c"].dataType for column, kind in (types or {}).items()}
-    check_aggregates(directory.location, found, aggregates or {}, keys or {})
+    check_aggregates(query.location, found, aggregates or {}, keys or {})
     if output_mode not in get_args(OutputMode):
         raise Invalid(f"output mode {brief(output_mode)} is not one of {', '.join(get_args(OutputMode))}")
     wrong = sorted(each for each in names.values() if not is_operator_uid(each))
     if wrong:
         raise Invalid(f"an operator cannot be called {wrong[0]!r}: up to 64 letters, digits, '-' and '_'")
     if new_checkpoint:
-        directory.check_empty(new_checkpoint)
+        query.check_empty(new_checkpoint)
     named = {
         number: NamedAggregation(
             {name: Aggregate.of(text) for name, text in each.items()}, given, (keys or {}).get(number, ()), output_mode
@@ -151,7 +151,7 @@ def migrate_state(
     }
     moving, moved = [], {}
     for each in found:
-        reader = OperatorReader(session, directory.location, position.batch_id, each.number, max_parallelism)
+        reader = OperatorReader(session, query.location, position.batch_id, each.number, max_parallelism)
         try:
             if each.is_aggregation:
                 groups = group_frame(reader, named[each.number])
@@ -167,11 +167,11 @@ def migrate_state(
     store, loop = open_store(target, s3 or S3Options(), sealing), IoLoop("dstl-migration")
     with loop.closing(store):
         try:
-            made = loop.run(_write(store, name, directory.location, position, moving, max_parallelism))
+            made = loop.run(_write(store, name, query.location, position, moving, max_parallelism))
         except (PySparkException, Py4JJavaError) as error:
-            raise Invalid(f"Spark cannot read the state of {directory.location}: {reason(error)}") from error
+            raise Invalid(f"Spark cannot read the state of {query.location}: {reason(error)}") from error
     if new_checkpoint:
-        directory.copy_without_state(new_checkpoint)
+        query.copy_without_state(new_checkpoint)
     return MigrationReport(
         savepoint=savepoint_location(target, name),
         checkpoint=new_checkpoint,

@@ -81,8 +81,8 @@ def _field(text: str, name: str, kind: type[_T], path: str) -> _T:
     return found
 
 
-class QueryDirectory:
-    """A query's checkpoint directory. Calls block.
+class StoppedQuery:
+    """A stopped query, by its checkpoint directory. Calls block.
 
     Args:
         spark: The session.
