@@ -76,6 +76,9 @@ class LeaderDirectory(Directory):
         if path not in self.run.index and self._log.riders.find(path, run) is None:
             gone = {*self.run.index.tree.below(path), *(each.path for each in self._log.riders.seen_by(run, path))}
         for each in sorted(gone):
+            found = self._log.riders.find(each, run) or self.run.index.find(each)
+            if found is not None:
+                self._log.reader.forget(found.log_id, found.sqn)
             self._log.delete(each, run)
 
     async def listing(self, path: str, run: str) -> list[Listed]:

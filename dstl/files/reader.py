@@ -88,6 +88,10 @@ class FileReader:
         """Take a small file that this process writes: Spark reads it back soon."""
         self._cache.keep((log_id, sqn), Stretch(0, content), len(content))
 
+    def forget(self, log_id: str, sqn: int) -> None:
+        """Let go of a file that is deleted: nobody reads it any more."""
+        self._cache.drop((log_id, sqn))
+
     async def close(self) -> None:
         """Forget what was fetched, and close the stores of other locations. Idempotent."""
         self._cache.drop_all_of(self)

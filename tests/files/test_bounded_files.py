@@ -147,6 +147,25 @@ async def test_files_that_are_restored_side_by_side_are_fetched_once(files: int,
     assert not cache.used
 
 
+async def test_a_driver_does_not_grow_by_the_files_that_spark_has_deleted() -> None:
+    """Prevents that a query of many short batches takes 256 MB, and as much again that nobody counted."""
+    cache, used = FileCache(), []
+    directory = a_directory(MemoryStore(), cache)
+    for batch in range(40):
+        await directory.put(f"offsets/{batch}", "run", -1, [b"v1\n{}" + bytes(5000)])
+        await directory.put(f"commits/{batch}", "run", -1, [COMMIT])
+        if batch >= 5:
+            await directory.delete(f"offsets/{batch - 5}", "run")
+            await directory.delete(f"commits/{batch - 5}", "run")
+        used.append(cache.used)
+    assert 5 * 5000 < used[10] == used[-1]
+    await directory.close()
+    little = FileCache(20_000)
+    for number in range(100):
+        little.keep((number,), b"", 0)
+    assert sum(little.find((number,)) is not None for number in range(100)) < 20
+
+
 async def test_a_plain_file_that_was_taken_over_is_fetched_once_and_checked(stores: Stores) -> None:
     plain, content = MemoryStore(), os.urandom(21 << 20)
     for name, body in {"metadata": b'{"id":"a"}', "offsets/0": b"v1\n{}", "commits/0": COMMIT, sst(0): content}.items():
