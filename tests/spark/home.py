@@ -40,7 +40,7 @@ class Stream:
         self.directory = directory
         self.schema = schema
         self.files = 0
-        (directory / "in").mkdir(parents=True)
+        (directory / "in").mkdir(parents=True, exist_ok=True)
 
     def add(self, rows: list[dict[str, Any]]) -> None:
         staged = self.directory / "staged"

@@ -5,9 +5,15 @@ What users do with a batch is walked in ``test_batch_idioms.py``, kills of whole
 """
 
 import asyncio
+import json
 import os
+import re
 import signal
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,17 +22,19 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import DataStreamWriter
 
 from dstl.checkpoint.assembly import recovery_work
 from dstl.checkpoint.manifest.reader import ManifestReader
 from dstl.checkpoint.report import CheckpointReport
 from dstl.checkpoint.upkeep.verification import verify_location
-from dstl.errors import CheckpointDeclined, Invalid, MissingState, TaskManagerLost
+from dstl.errors import CheckpointDeclined, Fenced, Invalid, MissingState, TaskManagerLost
 from dstl.files.inspection import roll_back
 from dstl.options import CheckpointOptions, MaterializationOptions
 from dstl.runtime import system_runtime
 from dstl.spark import StateBackend, cause
 from dstl.store import open_store
+from worlds import driver_process
 
 
 class Job:
@@ -48,7 +56,13 @@ class Job:
             self.expected.update(row["k"] for row in rows)
 
     def run(
-        self, fail_at: int = -1, kill_at: int = -1, savepoint: str = "", parallelism: int = 3, **settings: Any
+        self,
+        fail_at: int = -1,
+        kill_at: int = -1,
+        meanwhile: Mapping[int, Callable[[], object]] = {},
+        savepoint: str = "",
+        parallelism: int = 3,
+        **settings: Any,
     ) -> None:
         def each(df: DataFrame, batch: int) -> None:
             df.count()
@@ -57,17 +71,21 @@ class Job:
                 raise RuntimeError("the sink is gone")
             if batch == kill_at:
                 os.kill(backend.task_manager_pids[-1], signal.SIGKILL)
+            if batch in meanwhile:
+                meanwhile[batch]()
             self.got[batch] = rows
 
         with self.home.backend(self.name, parallelism=parallelism, **settings) as backend:
             backend.add_listener(lambda r: self.reports.append(r) if isinstance(r, CheckpointReport) else None)
-            # An operator of Spark's own in the same query: its state rides in the same record.
-            distinct = self.source.read().dropDuplicates(["k", "v", "file"])
-            out = backend.groupBy(distinct, "k").agg(F.count("*").alias("n"), name="counts")
-            writer = out.writeStream.foreachBatch(each).option("checkpointLocation", backend.checkpoint_location)
-            writer.trigger(availableNow=True).start().awaitTermination()
+            self.writer(backend, each).trigger(availableNow=True).start().awaitTermination()
             if savepoint:
                 backend.savepoint(savepoint)
+
+    def writer(self, backend: StateBackend, each: Callable[[DataFrame, int], None]) -> DataStreamWriter:
+        # An operator of Spark's own in the same query: its state rides in the same record.
+        distinct = self.source.read().dropDuplicates(["k", "v", "file"])
+        out = backend.groupBy(distinct, "k").agg(F.count("*").alias("n"), name="counts")
+        return out.writeStream.foreachBatch(each).option("checkpointLocation", backend.checkpoint_location)
 
 
 class Numbered:
@@ -146,6 +164,42 @@ def test_commits_are_checkpoints_through_a_failure_another_parallelism_a_savepoi
     assert other.got[0] == dict(other.expected)
 
 
+def test_of_two_drivers_in_two_processes_one_commits_and_the_other_is_told_to_stop(home: Home) -> None:
+    job = Job(home, "job")
+    job.add(2)
+    seen: list[str] = []
+
+    def run_another() -> None:
+        command = [sys.executable, __file__, str(home.path)]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=env, check=False)
+        seen.append(done.stdout + done.stderr[-2000:])
+
+    with pytest.raises(StreamingQueryException) as stopped:
+        job.run(meanwhile={1: run_another})
+    error = cause(stopped.value)
+    assert isinstance(error, Fenced), (error, seen)
+    assert re.match(rf"{job.location} was taken over: .*; this driver \(epoch 1\) must stop", str(error))
+    assert seen[0].startswith(json.dumps({"1": job.expected}, sort_keys=True) + "\n")
+    job.add()
+    job.run()
+    assert (home.commits("job"), job.got[2]) == ([0, 1, 2], job.expected)
+
+
+def test_a_second_backend_in_the_same_session_takes_over_from_a_run_that_spark_stops(home: Home) -> None:
+    job = Job(home, "job")
+    job.add(2)
+    with home.backend("job", parallelism=3) as first:
+        query = job.writer(first, lambda df, batch: df.count() and None).start()
+        query.processAllAvailable()
+        job.add()
+        job.run()
+        assert (query.isActive, query.exception()) == (False, None)
+    job.add()
+    job.run()
+    assert (home.commits("job"), sorted(job.got), job.got[3]) == ([0, 1, 2, 3], [2, 3], job.expected)
+
+
 @pytest.mark.parametrize("runs", [4, pytest.param(50, marks=pytest.mark.long)])
 def test_runs_of_one_batch_keep_log_and_restore_short(home: Home, runs: int) -> None:
     """Prevents that a job that a scheduler starts reads all changes since its first run at each start."""
@@ -184,3 +238,10 @@ def test_a_checkpoint_directory_elsewhere_or_nowhere_is_refused_with_the_line_to
         assert not (home.path / "a" / "manifests").exists()
         source.drain(out.select("k", "n"), backend)
     assert source.output("k string, n long") == [("a", 1)]
+
+
+if __name__ == "__main__":
+    conf = {**driver_process.LOCAL, **driver_process.INTERPRETED, "spark.sql.shuffle.partitions": "3"}
+    other = Job(Home(driver_process.session("another", {"master": "local[2]", "conf": conf}), Path(sys.argv[1])), "job")
+    other.run()
+    print(json.dumps(other.got, sort_keys=True))
