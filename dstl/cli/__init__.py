@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,10 +14,16 @@ __all__ = ["application", "main"]
 
 def main() -> None:
     """Run the command line."""
-    from dstl.cli.console import open_output
+    import typer
+
+    from dstl.cli.console import errors_as_exit, open_output
 
     open_output()
-    application()()
+    try:
+        with errors_as_exit():  # of help texts, which no command prints
+            application()()
+    except typer.Exit as ended:
+        sys.exit(ended.exit_code)
 
 
 def application() -> typer.Typer:

@@ -25,6 +25,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from dstl.checkpoint.savepoint.deletion import list_savepoints
 from dstl.errors import CorruptData, DstlError, Invalid, MissingState, OutcomeUnknown, Unavailable
 from dstl.option_sources import resolve
 from dstl.options import S3Options, SealingOptions
@@ -190,8 +191,10 @@ def open_output() -> None:
 def errors_as_exit() -> Iterator[None]:
     """Turn an error of ours, or a full disk behind standard output, into a line on standard error and an exit code."""
     try:
-        yield
-        sys.stdout.flush()
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
     except OSError as error:
         if error.filename == STANDARD_OUTPUT:
             if isinstance(error, BrokenPipeError):
@@ -215,12 +218,21 @@ def run_at(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> T:
-    """Open a location, do something with its store and these arguments, close it, and return what it gave."""
+    """Open a location, do something with its store and these arguments, close it, and return what it gave.
+
+    Raises:
+        Invalid: The location is none of DSTL.
+        DstlError: As what is done.
+    """
 
     async def run() -> T:
         store = open_at(location, endpoint_url)
         async with closed_after(store):
-            return await work(store, system_runtime(), *args, **kwargs)
+            try:
+                return await work(store, system_runtime(), *args, **kwargs)
+            except MissingState:
+                await list_savepoints(store, system_runtime())  # of a wrong location everything is missing
+                raise
 
     return asyncio.run(run())
 

@@ -247,7 +247,7 @@ def test_what_is_not_there_is_named_with_what_is(location: str, tmp_path: Path) 
     assert "name it with --out" in read(location, "value", "--format", "parquet", code=2)
     assert "exclude each other" in read(location, "value", "--checkpoint", "2", "--savepoint", "mine", code=2)
     assert "cannot be written" in read(location, "value", "--out", str(tmp_path / "no" / "where"), code=2)
-    assert "retains: none" in read(str(tmp_path / "empty"), "value", code=1)
+    assert "not a location of DSTL" in read(str(tmp_path / "empty"), "value", code=2)
     done = RUNNER.invoke(app, ["read", location, "--operator", "other", "--state", "value"])
     assert (done.exit_code, "has no operator 'other'; it has 'op'" in done.output) == (2, True)
 
@@ -315,7 +315,7 @@ def test_a_table_shows_what_is_stored_and_sends_no_control_to_the_terminal(tmp_p
 READ = ("read", "--operator", "op", "--state", "elements")
 
 
-@pytest.mark.parametrize("arguments", [READ, (*READ, "--json"), ("list", "--json")], ids=" ".join)
+@pytest.mark.parametrize("arguments", [READ, (*READ, "--json"), ("list", "--json"), ("--help",)], ids=" ".join)
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk_behind_standard_output_is_not_taken_for_damage(
     arguments: tuple[str, ...], unbuffered: str, location: str
