@@ -111,7 +111,8 @@ def _task_attempt(operator: str) -> TaskAttempt:
     if context is None or batch is None:
         raise Invalid(
             f"operator {operator!r} runs outside a micro-batch of a streaming query, as an action in a thread of your "
-            "own does: wrap what the thread runs in pyspark.inheritable_thread_target"
+            "own does: wrap what the thread runs in pyspark.inheritable_thread_target; with PYSPARK_PIN_THREAD=false "
+            "all of foreachBatch runs so: unset it"
         )
     return TaskAttempt(
         query_id=context.getLocalProperty("sql.streaming.queryId") or "",

@@ -6,6 +6,7 @@ That nothing stays behind a crash, wherever it comes, is for the simulation to s
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import dataclass
+from typing import Any, cast
 
 import pytest
 
@@ -15,7 +16,7 @@ from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.retained_objects import RetainedObjects
 from dstl.checkpoint.upkeep.cleaner import CleanerReport, LiveDriver, PeriodicCleaner, clean
 from dstl.checkpoint.upkeep.cleaning_plan import Kept
-from dstl.errors import AccessDenied, CorruptData, Fenced, OutcomeUnknown
+from dstl.errors import AccessDenied, CorruptData, Fenced, OutcomeUnknown, Unavailable
 from dstl.options import CheckpointOptions
 from dstl.runtime import Runtime, SystemClock
 from dstl.store import MemoryStore, ObjectInfo, ObjectStore
@@ -495,6 +496,22 @@ async def test_a_dry_run_needs_no_right_to_write(world: World) -> None:
     assert [d.info.name for d in report.plan.deletions] == [orphan]
     with pytest.raises(AccessDenied):
         await world.clean(store=read_only)
+
+
+class FullDisk(WrappedStore):
+    async def put(self, name: str, data: bytes, **options: Any) -> ObjectInfo:
+        if data:
+            raise Unavailable("No space left on device")
+        return await self.inner.put(name, data, **options)
+
+
+async def test_a_full_disk_is_cleaned(world: World) -> None:
+    """The object that tells the store's time had a content, for which there was no space."""
+    await world.put()
+    await world.commit(0)
+    await world.clock.advance(2 * GRACE)
+    await world.commit(1)
+    assert (await world.clean(store=cast("ObjectStore", FullDisk(world.store)))).deleted == 1
 
 
 @pytest.mark.parametrize("in_driver", [True, False], ids=["the driver's cleaner", "gc"])
