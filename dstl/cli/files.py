@@ -13,6 +13,7 @@ from dstl.cli.migrate import migrate
 from dstl.files.forking import fork as make_fork
 from dstl.files.forking import release
 from dstl.files.inspection import CheckpointFiles, export_files, opened_files, roll_back, verify_files
+from dstl.files.namespace import is_of_a_backend
 from dstl.monitoring.text import size_text
 from dstl.options import SealingOptions
 from dstl.runtime import closed_after, system_runtime
@@ -100,7 +101,10 @@ def export(
 
         count, nbytes = _at(directory, also, endpoint_url, work)
     found = {"directory": directory, "target": target, "files": count, "bytes": nbytes}
-    return console.Answer(found, f"{count} files, {size_text(nbytes)}: use {target} as checkpointLocation")
+    use = f"use {target} as checkpointLocation"
+    if is_of_a_backend(directory):
+        use = "a StateBackend whose location has them as _spark, and restore_from= their state, goes on from them"
+    return console.Answer(found, f"{count} files, {size_text(nbytes)}: {use}")
 
 
 @console.command(app)

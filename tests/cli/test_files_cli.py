@@ -16,6 +16,8 @@ from dstl.cli.files import app as files
 from dstl.cli.gc import gc
 from dstl.store import LocalStore
 from worlds.files import BIG, Application, noise
+from worlds.query import open_query
+from worlds.service import Job
 
 app = typer.Typer()
 app.add_typer(files, name="files")
@@ -57,6 +59,26 @@ def test_list_verify_and_export_show_what_was_committed(place: Path, tmp_path: P
     assert (plain / "metadata").read_bytes() == b'{"id":"a"}'
     again = run("files", "export", f"dstl://{place}", plain)
     assert (again.exit_code, "empty directory" in again.stderr) == (2, True)
+    assert f"use {tmp_path}/another as checkpointLocation" in exported_to(f"dstl://{place}", tmp_path / "another")
+
+
+def test_an_export_advises_what_a_query_may_have(tmp_path: Path) -> None:
+    """Of a StateBackend's directory it advised a checkpointLocation, with which its query is refused."""
+    location = tmp_path / "job"
+
+    async def run_a_batch() -> None:
+        async with open_query(Job(1, LocalStore(str(location))), tmp_path / "s") as query:
+            await query.start("run")
+            await query.run_batch(0)
+
+    (tmp_path / "s").mkdir()
+    asyncio.run(run_a_batch())
+    advice = exported_to(f"dstl://{location}/_spark", tmp_path / "plain")
+    assert "has them as _spark, and restore_from= their state" in advice
+
+
+def exported_to(root: str, target: Path) -> str:
+    return run("files", "export", root, target).stdout
 
 
 def test_with_json_an_error_is_one_line_on_standard_error_and_standard_output_is_empty(tmp_path: Path) -> None:
