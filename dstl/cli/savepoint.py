@@ -92,6 +92,7 @@ def transform(
         if not separator:
             raise Invalid(f"--change {state!r} does not begin with OPERATOR:STATE")
         states.setdefault(operator, {})[held] = _function(function)
+    console.run_at(location, endpoint_url, list_savepoints)  # a wrong location is told as such, and before Spark starts
     report = transform_savepoint(
         savepoint_location(location, name),
         savepoint_location(to or location, new),

@@ -98,8 +98,8 @@ def test_exit_codes_say_what_to_do(job: str, tmp_path: Path) -> None:
     assert "has a savepoint 'mine': delete it, or use another name" in call("create", job, "mine", code=2)
     assert "not a savepoint name" in call("create", job, "a/b", code=2)
     # As of every other command: not the exit code of what is damaged or missing.
-    for verb in ("create", "verify", "delete"):
-        assert "not a location of DSTL" in call(verb, str(tmp_path / "empty"), "x", code=2)
+    for verb, *more in (("create",), ("verify",), ("delete",), ("transform", "y")):
+        assert "not a location of DSTL" in call(verb, str(tmp_path / "empty"), "x", *more, code=2)
     assert "has no checkpoint 77" in call("create", job, "x", "--checkpoint", "77", code=1)
     assert "has no savepoint 'none'" in call("verify", job, "none", code=1)
     assert "has no savepoint 'none'" in call("delete", job, "none", "--commit", code=1)
