@@ -50,6 +50,7 @@ class RemoteDirectory(Directory):
         self._member = member
         self._coordinator = coordinator
         self._serves = ""
+        self._commits = 0
         self._committed = -1
         self._serving = asyncio.Lock()
         self._runtime = runtime
@@ -140,6 +141,7 @@ class RemoteDirectory(Directory):
     def committing(self, batch: int) -> None:
         """The commit of a batch has begun: the next file belongs to another one."""
         self._serves, self._committed = "", batch
+        self._commits += 1
 
     async def hand_over(self) -> None:
         """Store what no record holds and tell the coordinator: this process is about to end, and takes no more files.
@@ -177,7 +179,11 @@ class RemoteDirectory(Directory):
         if self._serves == key and not self._asks_always:
             return
         async with self._serving:
-            if self._serves != key or self._asks_always:
+            while self._serves != key or self._asks_always:
+                commits = self._commits
                 served = await self._coordinator.call(ServeRoot(self._member, self.root, run))
+                if commits != self._commits:
+                    continue  # what the coordinator took note of may be over with the commit that has begun meanwhile
                 self._committed = served.batch
                 self._serves = key
+                break

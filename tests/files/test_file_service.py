@@ -10,6 +10,7 @@ import pytest
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.errors import AccessDenied, Fenced, Invalid, ObjectExists, ObjectNotFound
 from dstl.files.index import FileIndex, FileTree
+from dstl.files.leader import LeaderDirectory
 from dstl.runtime import system_runtime
 from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
@@ -17,6 +18,7 @@ from handles.file_record import FileEntry
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from worlds.files import BIG, FencesBehind, Stores, application, changelog, denying, driven, noise
 from worlds.manifest_samples import QUERY, commit
+from worlds.waiting import until
 from worlds.wrapped_store import WrappedStore
 
 LOCATION = "/jobs/query/_dstl"
@@ -39,6 +41,36 @@ async def test_two_drivers_that_begin_a_query_at_once_give_it_one_id(stores: Sto
         await again.batch(1, {})
     async with application(stores) as app:
         assert await (await app.driver("next")).read("metadata") == b"of the quick one"
+
+
+async def test_a_commit_asks_a_host_that_hears_late_that_it_takes_part_in_the_one_before(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files of the next batch were left out: a lower attempt's stood for them, or the batch failed."""
+    serve, held, late = LeaderDirectory.serve, [], asyncio.Event()
+
+    async def slow(directory: LeaderDirectory, member: str, run: str) -> int:
+        batch = await serve(directory, member, run)
+        if not held:
+            held.append(member)
+            await late.wait()
+        return batch
+
+    async with application(stores) as app:
+        driver, host = await app.driver("run"), await app.executor(HOST, "run")
+        await driver.offsets(0)
+        monkeypatch.setattr(LeaderDirectory, "serve", slow)
+        snapshot = asyncio.ensure_future(host.put("state/0/0/1.zip"))
+        await until(lambda: held, "the host's word")
+        await driver.put(changelog(0, 1))
+        await driver.commit(0)
+        late.set()
+        await snapshot
+        await driver.offsets(1)
+        await driver.put(changelog(0, 2), b"first", attempt=1)
+        await host.put(changelog(0, 2), b"second", attempt=2)
+        await driver.commit(1)
+        assert await driver.read(changelog(0, 2)) == b"second"
 
 
 async def test_a_record_that_a_fenced_driver_has_written_without_hearing_of_it_keeps_its_objects(
