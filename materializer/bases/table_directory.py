@@ -369,18 +369,9 @@ def _from_cache(cache: BaseCache, file: TableFile, path: Path) -> bool:
     if found is None:
         return False
     try:
-        if not found.link(path):
-            for at in range(0, file.size, _PIECE):
-                stop = min(file.size, at + _PIECE)
-                data = found.read(at, stop)
-                if len(data) != stop - at:
-                    return False
-                _append(path, at, data, 0)
-    except OSError:
-        return False
+        return found.link(path)
     finally:
         found.close()
-    return True
 
 
 def _read(path: Path) -> bytes:

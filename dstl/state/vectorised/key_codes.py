@@ -51,8 +51,6 @@ def group_codes(table: pa.Table, by: Sequence[str]) -> Codes:
 
     Nulls are equal to each other; so are NaNs, and -0.0 equals 0.0, as in Spark's own grouping.
     """
-    if not by:
-        return np.zeros(table.num_rows, np.int64)
     combined = _column_codes(table.column(by[0]))
     for name in by[1:]:
         combined = _paired(combined, _column_codes(table.column(name)))
@@ -67,8 +65,6 @@ def with_steps(codes: Codes, moments: npt.NDArray[np.int64], step: int) -> Codes
         moments: For each row a number; they differ by multiples of ``step``.
         step: What the moments are counted in, above 0.
     """
-    if not len(codes):
-        return codes
     lowest = int(moments.min())
     if (int(moments.max()) - lowest) // step < (1 << 62) // (int(codes.max()) + 1):
         return _paired(codes, (moments - lowest) // step)
