@@ -14,7 +14,7 @@ from dstl.files import file_log
 from dstl.files.directory import Directory
 from dstl.files.file_cache import FileCache
 from dstl.files.file_log import FileLog
-from dstl.files.file_parts import PART
+from dstl.files.file_parts import PART, file_batch, key_groups_of
 from dstl.files.leader import LeaderDirectory, own_directory
 from dstl.files.open_directories import OpenDirectories
 from dstl.files.reader import FileReader
@@ -283,3 +283,10 @@ async def test_a_disk_without_room_for_a_large_file_is_named(stores: Stores, mon
         monkeypatch.setattr("tempfile.tempdir", "/proc/no-such-directory")
         with pytest.raises(Unavailable, match=r"/proc/no-such-directory.*TMPDIR"):
             await task.stage("token", b"part")
+
+
+@pytest.mark.parametrize("sqn", [0, 31_997, 31_998, 31_999, 64_000])
+def test_parts_are_looked_for_in_the_key_groups_they_are_written_to_when_those_begin_again(sqn: int) -> None:
+    written = file_batch("state/0/0/1.sst", [bytes(2 * PART + 1)], sqn).column("key_group").to_pylist()
+    for first in range(3):
+        assert [group for part in key_groups_of(sqn, first, 3 - first) for group in part] == written[first:]

@@ -34,7 +34,7 @@ STREAM = BroadcastStream("rules", "__dstl_broadcast_0", RULES)
 
 
 class Rules(StatefulProcessor):
-    """Answers each row with the rules that it breaks; a rule without a limit is removed."""
+    """Answers each row with the rules that it breaks; a rule without a limit is removed, "*" stands for all."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -44,7 +44,9 @@ class Rules(StatefulProcessor):
     def handleBroadcastRows(self, name: str, rows: Any) -> None:
         assert name == "rules"
         for row in rows:
-            if row.least is None:
+            if row.id == "*":
+                self.rules.clear()
+            elif row.least is None:
                 self.rules.removeKey((row.id,))
             else:
                 self.rules.updateValue((row.id,), row)
@@ -150,6 +152,7 @@ def test_rules_are_there_before_the_rows_of_their_batch_for_every_key_and_stay()
     assert world.run([row("c", 9)], [("five", None), ("two", None), ("none", None)]) == [("c", "x ten", 9)]
     world.partitions = 1
     assert world.run([row("q", 1)]) == [("q", "x ten", 1)]
+    assert world.run([row("q", 1)], [("*", None)]) == [("q", "x ", 1)] == world.run([row("q", 1)])
 
 
 def test_of_rows_of_one_batch_every_partition_sees_the_same_last() -> None:

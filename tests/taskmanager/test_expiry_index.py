@@ -214,7 +214,9 @@ def test_due_timers_come_once_and_in_the_order_in_which_they_fire(max_bytes: int
 
 @pytest.mark.parametrize("writes", [3, 400])
 def test_it_follows_every_change_of_its_table(writes: int, rng: random.Random) -> None:
-    table, held = HeapStateTable(), set[tuple[int, bytes, bytes]]()
+    table = HeapStateTable()
+    held = {(rng.randrange(4), b"%d" % rng.randrange(60), at(rng.randrange(99))) for _ in range(2000)}
+    table.apply(changes(*[put(group, STATE, key, expiry, b"") for group, key, expiry in held]))
     index = TimerIndex(table, STATE)
     for _ in range(40):
         rows: list[Any] = [put(rng.randrange(4), STATE + 1, b"other", at(1), b"")]
