@@ -16,7 +16,7 @@ from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.retained_objects import RetainedObjects
 from dstl.checkpoint.upkeep.cleaner import CleanerReport, LiveDriver, PeriodicCleaner, clean
 from dstl.checkpoint.upkeep.cleaning_plan import Kept
-from dstl.errors import AccessDenied, CorruptData, Fenced, OutcomeUnknown, Unavailable
+from dstl.errors import AccessDenied, CorruptData, Fenced, Invalid, OutcomeUnknown, Unavailable
 from dstl.options import CheckpointOptions
 from dstl.runtime import Runtime, SystemClock
 from dstl.store import MemoryStore, ObjectInfo, ObjectStore
@@ -367,6 +367,16 @@ async def test_a_damaged_manifest_stops_the_cleaner(world: World) -> None:
     await world.store.put(manifest_name(2), b"rubbish")
     before = await names(world.store)
     with pytest.raises(CorruptData, match=f"nothing is deleted.*{manifest_name(2)}"):
+        await world.clean()
+    assert await names(world.store) == before
+
+
+async def test_where_every_record_has_vanished_nothing_is_deleted(world: World) -> None:
+    await world.put()
+    await world.clock.advance(2 * GRACE)
+    await world.store.delete([manifest_name(1)])
+    before = await names(world.store)
+    with pytest.raises(Invalid, match="it holds no manifest"):
         await world.clean()
     assert await names(world.store) == before
 

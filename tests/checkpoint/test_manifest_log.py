@@ -14,6 +14,7 @@ from dstl.store.instrumented import InstrumentedStore
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.virtual_time import LoopClock, run_in_virtual_time, seeded_runtime, virtual
 from worlds.manifest_samples import QUERY, begun, checkpoint, commit, driver, kinds, names
+from worlds.savepoints import replace
 
 
 @pytest.fixture
@@ -33,6 +34,14 @@ async def test_a_fence_stops_the_older_driver(store: MemoryStore) -> None:
     with pytest.raises(Fenced, match=r"fence of epoch 3; this driver \(epoch 1\) must stop"):
         await commit(old, 1)
     assert await commit(new, 1) == 4
+
+
+async def test_a_log_whose_newest_record_is_damaged_is_not_taken_over(store: MemoryStore) -> None:
+    await commit(await begun(store, 1), 0)
+    await replace(store, manifest_name(2), b"rubbish")
+    with pytest.raises(CorruptData, match=manifest_name(2)):
+        await driver(store, 2).fence(QUERY)
+    assert await names(store) == [manifest_name(2), manifest_name(1)]
 
 
 async def test_nobody_commits_without_a_fence(store: MemoryStore) -> None:
@@ -153,11 +162,13 @@ async def test_a_commit_that_lands_before_its_abort_marker_is_committed() -> Non
     assert await kinds(inner) == {1: "fence", 2: "checkpoint"}
 
 
+@pytest.mark.parametrize("of_marker", [Fault.LATE_PUT, Fault.UNAVAILABLE])
 @virtual
-async def test_an_unknown_commit_is_neither_reported_failed_nor_built_upon() -> None:
-    """Neither the record nor the marker got an answer: nothing may be deleted, and the driver stops."""
+async def test_an_unknown_commit_is_neither_reported_failed_nor_built_upon(of_marker: Fault) -> None:
+    """The record got no answer, and the marker none or a refusal: nothing may be deleted, and the driver stops."""
     inner = MemoryStore(clock=LoopClock())
-    store = faulty(inner, FaultRule(Fault.LATE_PUT, "put", nth=tuple(range(2, 6)), delay_s=60))
+    late = FaultRule(Fault.LATE_PUT, "put", nth=(2, 3), delay_s=60)
+    store = faulty(inner, late, FaultRule(of_marker, "put", nth=(2, 3), delay_s=61))
     log = driver(store, 1, attempts=2)
     await log.fence(QUERY)
     with pytest.raises(OutcomeUnknown):

@@ -15,7 +15,7 @@ from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.savepoint import creation
 from dstl.checkpoint.savepoint.creation import SavepointFileWriter, create_savepoint, save_checkpoint, save_newest
 from dstl.checkpoint.savepoint.deletion import delete_savepoint, list_savepoints
-from dstl.checkpoint.savepoint.format import Savepoint, SavepointObjects, descriptor_name
+from dstl.checkpoint.savepoint.format import Savepoint, SavepointObjects, descriptor_name, marker_name
 from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
 from dstl.checkpoint.upkeep.verification import verify_savepoint
 from dstl.errors import AccessDenied, CorruptData, Invalid, MissingState, ObjectExists, OutcomeUnknown, Unavailable
@@ -296,6 +296,22 @@ async def test_a_deletion_is_dry_unless_it_is_committed_and_can_be_finished(seed
     with pytest.raises(MissingState):
         await delete_savepoint(store, a_runtime(), "mine", commit=True)
     assert await create_savepoint(store, store, a_runtime(), "mine")
+
+
+@pytest.mark.parametrize("object_name", [descriptor_name, marker_name])
+async def test_a_savepoint_whose_descriptor_or_marker_is_damaged_is_listed_so_and_can_be_deleted(
+    seed: int, object_name: Callable[[str], str]
+) -> None:
+    store = MemoryStore()
+    await a_job(store, seed)
+    before = await contents(store)
+    await create_savepoint(store, store, a_runtime(), "mine")
+    await replace(store, object_name("mine"), b"rubbish")
+    (listed,) = await list_savepoints(store, a_runtime())
+    assert listed.state == "damaged"
+    assert object_name("mine") in listed.detail
+    assert (await delete_savepoint(store, a_runtime(), "mine", commit=True)).state == "damaged"
+    assert await contents(store) == before
 
 
 async def test_each_damaged_or_missing_object_is_reported_with_its_name_and_the_next_step(seed: int) -> None:
