@@ -320,11 +320,8 @@ class FileLog:
         self._open = [each for each in self._open if not each.is_asked]
 
     def _pending(self, run: str, lanes: Collection[Lane]) -> list[Rider]:
-        covered = self._covered()
+        covered = {rider for each in self._open for rider in each.riders}
         return [r for r in self.riders.of(run, lambda path: Lane.of(path) in lanes) if r not in covered]
-
-    def _covered(self) -> set[Rider]:
-        return {rider for each in self._open for rider in each.riders}
 
     def _left_behind(self, pending: Sequence[Rider]) -> list[Rider]:
         """Return the snapshots that a record does not wait for: too large to ride in it, or behind one on its way."""

@@ -154,7 +154,7 @@ class Records(ABC):
         Raises:
             DstlError: As :meth:`ManifestLog.commit`; they were told that too.
         """
-        record = self._next(barriers, parts)
+        record = NextRecord(self.run, barriers, parts, self._boundary())
         await self._end(record, self._send(record))
 
     async def commit(self, batch: int, run: str, barrier: Barrier) -> None:
@@ -188,9 +188,6 @@ class Records(ABC):
         """End what is under way. Idempotent."""
         await self.reader.close()
         await self.reader.plain.close()
-
-    def _next(self, barriers: Sequence[Barrier], parts: Sequence[Persisted]) -> NextRecord:
-        return NextRecord(self.run, barriers, parts, self._boundary())
 
     async def _end(self, record: NextRecord, sending: Awaitable[None]) -> None:
         """Wait for a record, and take it over or give it up."""

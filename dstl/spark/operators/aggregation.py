@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import StructField, StructType
 
 from dstl.errors import Invalid, brief, named
 from dstl.spark.operators.aggregate_columns import AnalysedAggregation, GroupingWindow, analyse, moment_of
@@ -313,7 +313,7 @@ class _Defined:
             made = aggregation.accumulators()
         for field in self._results:
             ours = made[field.name].result
-            if not _same(ours, field.dataType):
+            if ours.simpleString() != field.dataType.simpleString():
                 raise Invalid(
                     f"{self._what}: the aggregate {field.name!r} is {field.dataType.simpleString()} in Spark and "
                     f"{ours.simpleString()} here: cast its argument"
@@ -334,7 +334,3 @@ def _written(window: GroupingWindow, time: Column) -> Column:
     assert windows is not None
     size, slide, offset = (f"{each} microseconds" for each in (windows.size, windows.slide, windows.offset))
     return F.window(time, size, slide, offset)
-
-
-def _same(one: DataType, other: DataType) -> bool:
-    return bool(one.simpleString() == other.simpleString())

@@ -201,7 +201,7 @@ class KeyCodec:
 
         Inside structs and arrays they stay as they are.
         """
-        return list(map(_canonical_column, columns))
+        return list(map(canonical_column, columns))
 
     def starts(self, columns: Sequence[pa.Array], count: int) -> list[int]:
         """Return the row numbers at which a new key begins in ``count`` rows sorted by key; the first is 0."""
@@ -226,7 +226,8 @@ class KeyCodec:
         return found
 
 
-def _canonical_column(column: pa.Array) -> pa.Array:
+def canonical_column(column: pa.Array) -> pa.Array:
+    """Return a column with one NaN and one zero: Arrow tells others apart by their bits."""
     if not pa.types.is_floating(column.type):
         return column
     return pc.if_else(pc.is_nan(column), pa.scalar(math.nan, column.type), pc.add(column, pa.scalar(0.0, column.type)))

@@ -158,13 +158,13 @@ def _reason(old: DataType, new: DataType, path: str) -> str:
         return _reason(old.elementType, new.elementType, f"{path}.element")
     if isinstance(old, MapType) and isinstance(new, MapType):
         if old.keyType.simpleString() != new.keyType.simpleString():
-            return f"the keys of map {path!r} change from {_shown(old.keyType)} to {_shown(new.keyType)}"
+            return f"the keys of map {path!r} change from {old.keyType.simpleString()} to {new.keyType.simpleString()}"
         if old.valueContainsNull and not new.valueContainsNull:
             return f"map {path!r} may hold nulls and is declared without"
         return _reason(old.valueType, new.valueType, f"{path}.value")
     if old.simpleString() == new.simpleString() or _widens(old, new):
         return ""
-    return f"column {path!r} changes from {_shown(old)} to {_shown(new)}"
+    return f"column {path!r} changes from {old.simpleString()} to {new.simpleString()}"
 
 
 def _widens(old: DataType, new: DataType) -> bool:
@@ -179,8 +179,3 @@ def _widens(old: DataType, new: DataType) -> bool:
 def _decimal_bytes(precision: int) -> int:
     """Return how many bytes Avro has for a decimal: Spark lets its precision grow within them."""
     return (int(10**precision - 1).bit_length() + 8) // 8
-
-
-def _shown(data_type: DataType) -> str:
-    text: str = data_type.simpleString()
-    return text

@@ -5,7 +5,6 @@ Nothing runs per row in Python but for keys that hold arrays or maps.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -17,6 +16,7 @@ import pyarrow.compute as pc
 
 from dstl.column_buffers import array_of, numpy_of
 from dstl.errors import Invalid
+from dstl.state.codec.key_codec import canonical_column
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 
 _MOST_BYTES = (1 << 31) - 1
@@ -154,11 +154,7 @@ def _column_codes(column: pa.ChunkedArray | pa.Array) -> Codes:
     if pa.types.is_nested(kind):
         seen: dict[str, int] = {}
         return np.array([seen.setdefault(repr(_one_form(each)), len(seen)) for each in column.to_pylist()], np.int64)
-    if pa.types.is_floating(kind):
-        # One NaN and one zero: Arrow tells others apart by their bits.
-        zero, nan = pa.scalar(0.0, kind), pa.scalar(math.nan, kind)
-        column = pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
-    return _encoded(column)
+    return _encoded(canonical_column(column))
 
 
 def _one_form(value: Any) -> Any:
