@@ -1,7 +1,9 @@
 import datetime
 import decimal
 import json
+import math
 import struct
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -110,6 +112,11 @@ def test_what_is_encoded_is_decoded(data):
         ("a int, b int", b"ab", "tuple"),
         ("a int, b int", {1, 2}, "tuple"),
         ("t timestamp_ntz", (datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC),), "'t'"),
+        ("t timestamp_ntz", (5,), "'t'"),
+        ("i interval day to second", (5,), "'i'"),
+        ("b binary", ("x",), "'b'"),
+        ("p struct<a: int>", (5,), "'p'"),
+        ("p struct<a: int>", ((1, 2),), "'p'"),
     ],
 )
 def test_a_value_of_another_shape_is_refused_by_name(ddl, value, names):
@@ -165,6 +172,12 @@ def test_a_dict_with_a_field_that_there_is_not_is_no_null(ddl, value):
 def test_a_dict_may_leave_out_what_is_null():
     codec = ValueCodec("balance", [parse_ddl("n int, s string")])
     assert codec.decode(codec.encode({"n": 1})) == (1, None)
+
+
+def test_values_of_other_kinds_are_taken_where_spark_takes_them():
+    codec = ValueCodec("balance", [parse_ddl("x float, d decimal(10,2), p struct<a: int, b: int>")])
+    taken = codec.decode(codec.encode((-1e300, 7, SimpleNamespace(a=1))))
+    assert taken == (-math.inf, decimal.Decimal("7.00"), (1, None))
 
 
 def test_a_row_is_taken_by_place_as_spark_takes_it():
