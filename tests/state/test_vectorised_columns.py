@@ -46,6 +46,7 @@ from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.codec.value_columns import ValueColumns, without_expired
 from dstl.state.frames.row_writer import arrow_schema
 from dstl.state.vectorised.exact_sums import exact_sums
+from dstl.state.vectorised.key_codes import with_steps
 from dstl.state.vectorised.time_windows import TimeWindows, Windows, merge_sessions
 
 INSTANT = st.datetimes(datetime.datetime(1, 1, 2), datetime.datetime(9999, 12, 30), timezones=st.just(datetime.UTC))
@@ -281,6 +282,15 @@ def test_windows_are_those_of_sparks_formula(moments: list[int], size: int, data
         found = starts[rows == at].tolist()
         assert len(found) == len(set(found))
         assert set(found) == windows_of(moment, windows)
+
+
+@pytest.mark.parametrize("farthest", [9, 1 << 60])
+def test_rows_are_numbered_by_key_and_moment_however_far_moments_lie_apart(farthest: int, rng: random.Random) -> None:
+    rows = [(rng.randrange(20), 3 * rng.choice((0, 1, rng.randrange(-farthest, farthest)))) for _ in range(300)]
+    seen: dict[tuple[int, int], int] = {}
+    expected = [seen.setdefault(row, len(seen)) for row in rows]
+    codes, moments = np.array(rows, np.int64).T
+    assert with_steps(codes, moments, 3).tolist() == expected
 
 
 @settings(deadline=None)
