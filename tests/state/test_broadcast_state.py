@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+import re
 from functools import partial
 from typing import Any
 
@@ -230,14 +231,17 @@ def init_method(body: Any) -> type[Rules]:
         (input_method(lambda self: self.rules.clear()), "in handleBroadcastRows only"),
         (input_method(lambda self: self.handle.getBroadcastState("other")), r"pass broadcast=\{'other': stream\}"),
         (init_method(lambda handle, self: handle.getBroadcastState("other")), "there is 'rules'"),
-        (init_method(lambda handle, self: handle.getValueState("rules", "n long")), "twice, differently"),
-        (init_method(lambda handle, self: handle.getBroadcastState("rules", "a long", "b long")), "twice, differently"),
+        (init_method(lambda handle, self: handle.getValueState("rules", "n long")), "broadcast state and .* value"),
+        (init_method(lambda handle, self: handle.getBroadcastState("rules", "a long", "b long")), "the user key str"),
+        (init_method(lambda handle, self: handle.getValueState("n", "n long, m long")), "'n' is .* twice, differently"),
         (init_method(lambda handle, self: self.rules.exists()), "where there is no grouping key"),
     ],
 )
 def test_what_cannot_be_done_with_broadcast_state_is_said(make: type[Rules], said: str) -> None:
-    with pytest.raises(UserCodeError, match=said):
+    with pytest.raises(UserCodeError) as caught:
         World(make, partitions=1).run([row("a", 1)], [("r", 1)])
+    # Its other lines quote those above, with what they expect.
+    assert re.search(said, str(caught.value).partition("\n")[0])
 
 
 def test_a_refused_write_is_an_error_of_pyspark_too_and_the_name_alone_finds_the_state_later() -> None:

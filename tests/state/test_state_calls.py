@@ -1,5 +1,7 @@
 """Calls that a state refuses: as PySpark's own states refuse them, so that a processor that catches goes on."""
 
+import re
+
 import pytest
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import Row
@@ -183,7 +185,8 @@ def test_wrong_use_is_told_with_key_and_operator(use, message):
 
     with pytest.raises(UserCodeError, match="operator 'op'") as caught:
         Job(Wrong).run(batches_of([{"k": "a", "op": "", "n": 0}], 5))
-    assert message in str(caught.value)
+    # Its other lines quote those above, with what they expect.
+    assert message in str(caught.value).partition("\n")[0]
 
 
 @pytest.mark.parametrize(
@@ -203,8 +206,9 @@ def test_wrong_use_in_init(declare, message):
         def init(self, handle):
             declare(handle)
 
-    with pytest.raises(UserCodeError, match=message):
+    with pytest.raises(UserCodeError) as caught:
         Job(Wrong).run([])
+    assert re.search(message, str(caught.value).partition("\n")[0])
 
 
 def test_a_time_to_live_must_be_positive():
