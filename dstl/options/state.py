@@ -151,8 +151,8 @@ class MaterializationOptions(TriggerOptions, frozen=True):
 
     cache_directory: str | None = None
     """Where it is: in a directory ``dstl-bases`` below this one, which must be, or become, this user's own with mode
-    0700. None: ``dstl-cache-<uid>`` in the system's temporary directory. Best on the disk that has the TaskManager's
-    temporary directory, for then RocksDB opens cached files without copying them."""
+    0700. None: ``dstl-cache-<uid>`` in the system's temporary directory. With RocksDB it has to be on the disk that has
+    the TaskManager's temporary directory: files of its tables are linked, and not kept where they cannot be."""
 
     cache_max_age_s: float = Field(default=3 * 86400.0, gt=0)
     """A cached file that was not used for so long goes, when the next one comes or a TaskManager starts. Longer: a job
