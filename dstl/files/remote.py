@@ -50,7 +50,7 @@ class RemoteDirectory(Directory):
         self._member = member
         self._coordinator = coordinator
         self._serves = ""
-        self._commits = 0
+        self._commits = 0  # that have begun; one that is tried again has the same batch
         self._committed = -1
         self._serving = asyncio.Lock()
         self._runtime = runtime
@@ -182,8 +182,7 @@ class RemoteDirectory(Directory):
             while self._serves != key or self._asks_always:
                 commits = self._commits
                 served = await self._coordinator.call(ServeRoot(self._member, self.root, run))
-                if commits != self._commits:
-                    continue  # what the coordinator took note of may be over with the commit that has begun meanwhile
-                self._committed = served.batch
-                self._serves = key
-                break
+                # Where a commit has begun meanwhile, the coordinator's note of this host may have ended with it.
+                if commits == self._commits:
+                    self._serves, self._committed = key, served.batch
+                    return
