@@ -103,7 +103,7 @@ def export(
     found = {"directory": directory, "target": target, "files": count, "bytes": nbytes}
     use = f"use {target} as checkpointLocation"
     if is_of_a_backend(directory):
-        use = "a StateBackend whose location has them as _spark, and restore_from= their state, goes on from them"
+        use = "to go on from them, put them at _spark below a StateBackend's location, and restore_from= their state"
     return console.Answer(found, f"{count} files, {size_text(nbytes)}: {use}")
 
 

@@ -74,7 +74,7 @@ def test_an_export_advises_what_a_query_may_have(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     asyncio.run(run_a_batch())
     advice = exported_to(f"dstl://{location}/_spark", tmp_path / "plain")
-    assert "has them as _spark, and restore_from= their state" in advice
+    assert "at _spark below a StateBackend's location, and restore_from= their state" in advice
 
 
 def exported_to(root: str, target: Path) -> str:

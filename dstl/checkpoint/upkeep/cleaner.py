@@ -125,7 +125,7 @@ async def clean(
 async def _store_time(store: ObjectStore, runtime: Runtime) -> float:
     """Return the store's time, from a fresh object; its clock and ours may differ by hours."""
     name = f"probe/{runtime.new_id()}"
-    await store.put(name, b"", if_absent=True)  # a full disk has a place for that, and is to be cleaned
+    await store.put(name, b"", if_absent=True)  # empty: it fits on a full disk, which needs cleaning most
     try:
         return (await store.head(name)).modified
     finally:
