@@ -188,7 +188,8 @@ class FileRun:
         """
         taken = frozenset((member, run) for member, run in self._serving if run not in self._over)
         lost = sorted(member for member, run in self._lost if run not in self._over)
-        self._serving.clear()
+        # What the others hold of no run is the next commit's, and they tell of themselves once.
+        self._serving = self._serving - self._lost if lost else set()
         self._lost.clear()
         if lost:
             raise TaskManagerLost(

@@ -61,6 +61,8 @@ class Participants:
         self._stored = {member: self.run.count_stored(member) for member in self._taken}
         gone = sorted(each for each in self._taken - self._hosts.keys() if not self.run.outlives(each))
         if gone:
+            self.run.keep_hosts(each for each in self._holders if each[0] not in gone)
+            self._forget()
             raise TaskManagerLost(f"the file service {gone[0]} is gone with files of {barrier}: restart the query")
         # In one order, whatever the hash of a name: a simulated world goes the same way each time.
         self._asked = {each: self._hosts[each] for each in sorted(self._taken) if each in self._hosts}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dstl.checkpoint.manifest.log import ManifestLog
-from dstl.errors import AccessDenied, Fenced, Invalid, ObjectExists, ObjectNotFound
+from dstl.errors import AccessDenied, Fenced, Invalid, ObjectExists, ObjectNotFound, TaskManagerLost
 from dstl.files.index import FileIndex, FileTree
 from dstl.files.leader import LeaderDirectory
 from dstl.runtime import system_runtime
@@ -71,6 +71,27 @@ async def test_a_commit_asks_a_host_that_hears_late_that_it_takes_part_in_the_on
         await host.put(changelog(0, 2), b"second", attempt=2)
         await driver.commit(1)
         assert await driver.read(changelog(0, 2)) == b"second"
+
+
+async def test_files_of_no_run_are_committed_when_another_host_was_lost_with_the_commit_before(stores: Stores) -> None:
+    """As tasks of a job have them that gives state another number of partitions: the last ones were missing."""
+    async with driven(stores, "run") as driver:
+        await driver.batch(0, {f"state/0/{partition}/1.delta": b"old" for partition in (0, 1)})
+    async with application(stores) as app:
+        driver = await app.driver("")
+        await driver.offsets(1)
+        lost, stays = await app.executor(HOST, ""), await app.executor("127.0.0.3", "")
+        await lost.put("state/0/0/2.delta", b"lost", attempt=1)
+        await stays.put("state/0/1/2.delta", b"first", attempt=2)
+        await app.end_host(HOST)
+        with pytest.raises(TaskManagerLost, match="is gone with files of commits/1"):
+            await driver.commit(1)
+        another = await app.executor("127.0.0.4", "")
+        await another.put("state/0/0/2.delta", b"again", attempt=3)
+        await stays.put("state/0/1/2.delta", b"second", attempt=4)
+        await driver.commit(1)
+        assert await driver.read("state/0/0/2.delta") == b"again"
+        assert await driver.read("state/0/1/2.delta") == b"second"
 
 
 async def test_a_record_that_a_fenced_driver_has_written_without_hearing_of_it_keeps_its_objects(
